@@ -10,7 +10,7 @@ import math
 import numpy as np
 from scipy import stats
 
-from flatscope_training.populations.resampled import copies, intervals, weighted_correlation
+from flatscope.training.populations.resampled import copies, intervals, weighted_correlation
 
 NETWORKS, REPEATS, RESAMPLES, LEVEL = (10, 20, 40, 150), 400, 300, 0.95
 TWINS = {"pearson": stats.pearsonr, "spearman": stats.spearmanr, "kendall": stats.kendalltau}

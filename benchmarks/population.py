@@ -10,9 +10,9 @@ import torch
 
 import flatscope as fs
 from benchmarks.timing import Row
-from flatscope_training.data.loading import load
-from flatscope_training.loop import TrainConfig, train
-from flatscope_training.models import build
+from flatscope.inputs.loading import load
+from flatscope.training.loop import TrainConfig, train
+from flatscope.training.models import build
 
 NEEDS_DATA = False  # digits are embedded, and on the GPU random images of the same shape take the same time
 NETWORKS = 36

@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from flatscope_training.data.loading import load
-from flatscope_training.loop import TrainConfig, train
-from flatscope_training.models import build
+from flatscope.inputs.loading import load
+from flatscope.training.loop import TrainConfig, train
+from flatscope.training.models import build
 
 
 @dataclass(frozen=True)

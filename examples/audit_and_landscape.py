@@ -7,9 +7,9 @@ python examples/audit_and_landscape.py --quick     a smaller one, coarser pictur
 import argparse
 
 import flatscope as fs
-from flatscope_training.data.loading import load
-from flatscope_training.loop import TrainConfig, train
-from flatscope_training.models import build
+from flatscope.inputs.loading import load
+from flatscope.training.loop import TrainConfig, train
+from flatscope.training.models import build
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("--quick", action="store_true")

@@ -3,8 +3,9 @@
 python examples/during_training.py             30 epochs on the digits; writes during-training.html
 python examples/during_training.py --quick     4 epochs
 
-With Lightning: Trainer(callbacks=[flatscope.live.FlatscopeCallback(subset, names, every=5)]); with Hugging Face:
-Trainer(..., callbacks=[flatscope.live.FlatscopeTrainerCallback(subset, names, every=5)]).
+With `from flatscope.training import callbacks`, in Lightning: Trainer(callbacks=[callbacks.FlatscopeCallback(subset,
+names, every=5)]); with Hugging Face:
+Trainer(..., callbacks=[callbacks.FlatscopeTrainerCallback(subset, names, every=5)]).
 """
 
 import argparse
@@ -13,9 +14,9 @@ import torch
 from torch.nn.functional import cross_entropy
 
 import flatscope as fs
-from flatscope.live import Recorder
-from flatscope_training.data.loading import load
-from flatscope_training.models import build
+from flatscope.inputs.loading import load
+from flatscope.training.callbacks import Recorder
+from flatscope.training.models import build
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("--quick", action="store_true")

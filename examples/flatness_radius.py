@@ -13,10 +13,10 @@ import math
 import torch
 
 import flatscope as fs
-from flatscope_training.data.loading import load
-from flatscope_training.loop import TrainConfig, train
-from flatscope_training.made_labels import random_labels
-from flatscope_training.models import build
+from flatscope.inputs.loading import load
+from flatscope.training.loop import TrainConfig, train
+from flatscope.training.made_labels import random_labels
+from flatscope.training.models import build
 
 # Of the paper, which names neither network nor objective: mean and deviation over minima.
 PRINTED = {("natural", "all"): "45.4 ± 2.7", ("random", "all"): "6.9 ± 1.0"}

@@ -11,9 +11,9 @@ from matplotlib.figure import Figure
 
 import flatscope as fs
 from flatscope import Surface
-from flatscope_training.data.loading import load
-from flatscope_training.loop import TrainConfig, train
-from flatscope_training.models import build
+from flatscope.inputs.loading import load
+from flatscope.training.loop import TrainConfig, train
+from flatscope.training.models import build
 
 TITLES = ("as trained", "units rescaled")
 SPACES = {"weights": "weight space", "psi": "path space"}

@@ -15,10 +15,10 @@ import copy
 import torch
 from torch import Tensor, nn
 
+from flatscope.inputs.loading import load
+from flatscope.training.loop import TrainConfig, evaluate, train
+from flatscope.training.models import build
 from flatscope_papers.theory.polynomial import PolynomialTwin, polynomial_twin
-from flatscope_training.data.loading import load
-from flatscope_training.loop import TrainConfig, evaluate, train
-from flatscope_training.models import build
 
 TWO_POINTS = 0.02
 

@@ -14,12 +14,12 @@ import pandas as pd
 import torch
 
 import flatscope as fs
+from flatscope.inputs.loading import Data, load
+from flatscope.training.loop import TrainConfig, evaluate, train
+from flatscope.training.made_labels import random_labels
+from flatscope.training.models import build
 from flatscope_papers.neyshabur2017.bi_criteria import kl_at_sharpness
 from flatscope_papers.neyshabur2017.desiderata import desiderata
-from flatscope_training.data.loading import Data, load
-from flatscope_training.loop import TrainConfig, evaluate, train
-from flatscope_training.made_labels import random_labels
-from flatscope_training.models import build
 
 LEVEL = 0.05  # expected sharpness at which the divergence is read off, as in the paper's text
 NORMS = [f"{norm}_over_margin" for norm in ("l2_norm", "l1_path_norm", "l2_path_norm", "spectral_norm")]

@@ -8,8 +8,8 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from flatscope_training.fused_device import Job
-from flatscope_training.fused_source import KernelPlan
+from flatscope.training.fused_device import Job
+from flatscope.training.fused_source import KernelPlan
 
 COMPILER = shutil.which("g++") or shutil.which("clang++")
 

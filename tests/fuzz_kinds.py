@@ -17,23 +17,23 @@ import torch
 from test_results import made_again, old_data, old_network, results
 
 import flatscope as fs
+from flatscope.cli.run_population import read_looks
+from flatscope.cli.run_train import save_population
 from flatscope.decisions.allocation import Allocation
 from flatscope.disk import read_file, write_whole, write_with_sum
 from flatscope.errors import InputError
 from flatscope.files import from_parquet_bytes, parquet_bytes
+from flatscope.inputs.formats import read_npz
+from flatscope.inputs.weight_files import read_weights, save_weights
 from flatscope.landscapes.making import KeptRows, kept_directions
-from flatscope.results import Result, reading
-from flatscope_app.cli.run_population import read_looks
-from flatscope_app.cli.run_train import save_population
-from flatscope_app.reports.items import read_item
+from flatscope.reports.items import read_item
+from flatscope.result import Result, reading
+from flatscope.training.benchmarking.leaderboard import POPULATION_KEY
+from flatscope.training.checkpoint import TrainConfig
+from flatscope.training.loop import train
+from flatscope.training.sweeps.configuration import Sweep
+from flatscope.training.sweeps.store import Store
 from flatscope_papers.study_result import StudyResult, load_result
-from flatscope_training.benchmarking.leaderboard import POPULATION_KEY
-from flatscope_training.checkpoint import TrainConfig
-from flatscope_training.data.formats import read_npz
-from flatscope_training.loop import train
-from flatscope_training.sweeps.configuration import Sweep
-from flatscope_training.sweeps.store import Store
-from flatscope_training.weight_files import read_weights, save_weights
 
 
 @dataclass(frozen=True)

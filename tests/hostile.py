@@ -16,7 +16,7 @@ from test_report_population import population
 from test_results import CLASSES, results
 
 import flatscope as fs
-from flatscope.results import Result
+from flatscope.result import Result
 from flatscope_papers.claims import Answer, Claim, judge
 from flatscope_papers.study_result import StudyResult
 

@@ -19,7 +19,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import flatscope as fs
-from flatscope_app.cli import main
+from flatscope.cli import main
 
 N = 53  # neither 2 nor 3 ranks get equal shares, all of more than one batch
 NETWORKS = (mlp, lenet_like, batchnorm_conv, regression, smooth, attention)

@@ -14,8 +14,8 @@ from torch.func import functional_call, jacrev
 from torch.nn.utils.parametrizations import weight_norm
 
 import flatscope as fs
-from flatscope.bounds.pac_bayes import zero_one
 from flatscope.errors import InputError
+from flatscope.generalization_bounds.pac_bayes import zero_one
 from flatscope.loss import Loss
 from flatscope.perturbation import with_loss
 

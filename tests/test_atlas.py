@@ -13,10 +13,10 @@ import pytest
 from scipy import stats
 
 import flatscope as fs
-from flatscope_app.reports.page import save_figures
-from flatscope_training.populations.atlas_making import FEWEST
-from flatscope_training.populations.resampled import copies, intervals, weighted_correlation
-from flatscope_training.sweeps.store import Store
+from flatscope.reports.page import save_figures
+from flatscope.training.populations.atlas_making import FEWEST
+from flatscope.training.populations.resampled import copies, intervals, weighted_correlation
+from flatscope.training.sweeps.store import Store
 
 ROOT = Path(__file__).parents[1]
 CORRELATIONS: dict[str, Any] = {"pearson": stats.pearsonr, "spearman": stats.spearmanr, "kendall": stats.kendalltau}
@@ -127,7 +127,7 @@ def test_a_level_takes_each_network_where_it_first_gets_there() -> None:
 
 def test_the_study_of_petzka_has_the_same_numbers() -> None:
     """Figure 1 at paper scale: looks are kept to five digits, correlations were computed from all of them."""
-    table = pd.read_csv(ROOT / "results" / "petzka2019-fig1" / "paper" / "table.csv", low_memory=False)
+    table = pd.read_csv(ROOT / "src/flatscope_papers/results/petzka2019-fig1/paper/table.csv", low_memory=False)
     looks = table[(table["kind"] == "look") & (table["init"] != "wide_normal")]
     limits = {"train_loss": [0.1, 0.01]}
     found = fs.atlas(looks, ["kappa_trace/fc3", "rho/fc2"], by=["batch", "init"], levels=limits, resamples=200)
@@ -351,7 +351,7 @@ def test_files_give_it_back_and_half_of_one_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_store_of_followed_trials_is_read_with_its_settings(tmp_path: Path) -> None:
-    from flatscope_app.cli.run_population import chosen_rows, read_looks
+    from flatscope.cli.run_population import chosen_rows, read_looks
 
     frame = followed(12)
     store = Store(tmp_path / "store")

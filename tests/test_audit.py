@@ -18,9 +18,9 @@ from typer.testing import CliRunner
 import flatscope as fs
 from flatscope import registry
 from flatscope.auditing import COLUMNS, _row
+from flatscope.cli.app import app
 from flatscope.context import Context
 from flatscope.registry import Value, declarations
-from flatscope_app.cli.app import app
 
 EVERY = ("layer", "unit", "permutation", "batchnorm")
 SOME = ["hessian_trace", "hessian_max_eigenvalue", "l2_norm", "kappa", "kappa_trace_sum", "rho_unit", "rho_sum"]

@@ -18,13 +18,13 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, TensorDataset
 
 import flatscope as fs
-from flatscope_app.cli.output import check_place
-from flatscope_app.cli.sources import load_model, parse_dtype, parse_model_options, parse_options
-from flatscope_training.checkpoint import TrainConfig
-from flatscope_training.data.loading import load
-from flatscope_training.factories import find_factory
-from flatscope_training.loop import train
-from flatscope_training.weight_files import load_weights
+from flatscope.cli.output import check_place
+from flatscope.cli.sources import load_model, parse_dtype, parse_model_options, parse_options
+from flatscope.inputs.factories import find_factory
+from flatscope.inputs.loading import load
+from flatscope.inputs.weight_files import load_weights
+from flatscope.training.checkpoint import TrainConfig
+from flatscope.training.loop import train
 
 X = torch.randn(40, 4, generator=torch.Generator().manual_seed(0))
 Y = torch.arange(40) % 3

@@ -454,7 +454,7 @@ def test_nothing_is_touched() -> None:
 
 @pytest.mark.long
 def test_eleven_million_weights() -> None:
-    from flatscope_training.models import build
+    from flatscope.training.models import build
 
     torch.manual_seed(0)
     model = build("plainnet18").eval()

@@ -19,20 +19,20 @@ from test_nothing_changes import CtrlC, Drawing, differing, made, own_measure, s
 
 from flatscope import stats
 from flatscope.errors import InputError
+from flatscope.inputs.factories import find_factory
 from flatscope.registry import declarations
-from flatscope_app.reports.page import page_text
-from flatscope_training.benchmarking import leaderboard, recipe, scores
-from flatscope_training.benchmarking.leaderboard import (
+from flatscope.reports.page import page_text
+from flatscope.training.benchmarking import leaderboard, recipe, scores
+from flatscope.training.benchmarking.leaderboard import (
     Leaderboard,
     benchmark,
     released_leaderboard,
     released_population,
 )
-from flatscope_training.benchmarking.scores import CHANCE, CONTROLS, ORACLE, score_all, with_controls
-from flatscope_training.factories import find_factory
-from flatscope_training.sweeps.configuration import key_of
-from flatscope_training.sweeps.store import Store
-from flatscope_training.sweeps.work import stored_problem, train_and_measure
+from flatscope.training.benchmarking.scores import CHANCE, CONTROLS, ORACLE, score_all, with_controls
+from flatscope.training.sweeps.configuration import key_of
+from flatscope.training.sweeps.store import Store
+from flatscope.training.sweeps.work import stored_problem, train_and_measure
 
 QUICK = ["l2_norm", "path_norm", "parameter_count", "distance_from_initialization"]
 

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from torch.distributions import Normal, kl_divergence
 
 import flatscope as fs
-from flatscope.bounds.classical import (
+from flatscope.errors import InputError, NotApplicable, UnknownNameError
+from flatscope.generalization_bounds.classical import (
     TriedPartition,
     best_gap,
     log_covering_number,
@@ -23,9 +24,9 @@ from flatscope.bounds.classical import (
     sample_complexity,
     spread_by_sample,
 )
-from flatscope.bounds.norm_based import L1Class, l1_class, local_margin_bound, margin_bound
-from flatscope.bounds.pac_bayes import complexity_term, gaussian_kl
-from flatscope.errors import InputError, NotApplicable, UnknownNameError
+from flatscope.generalization_bounds.norm_based import L1Class, l1_class, local_margin_bound, margin_bound
+from flatscope.generalization_bounds.pac_bayes import complexity_term, gaussian_kl
+from flatscope.training.loop import TrainConfig, epoch_order, train
 from flatscope_papers.theory.sample_sizes import (
     best_units,
     dudley,
@@ -37,7 +38,6 @@ from flatscope_papers.theory.sample_sizes import (
     total_error,
 )
 from flatscope_papers.theory.sharpness_lemmas import unit_prior_kl
-from flatscope_training.loop import TrainConfig, epoch_order, train
 
 SEEDED = torch.Generator().manual_seed(0)
 

@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import flatscope as fs
 from flatscope.guards import callers_defaults, own_settings
-from flatscope_training.weight_files import load_weights, save_weights
+from flatscope.inputs.weight_files import load_weights, save_weights
 
 X = torch.randn(12, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 Y = torch.arange(12) % 3

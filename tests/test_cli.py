@@ -25,14 +25,14 @@ from safetensors.torch import load_file, save_file
 from test_public_sets import put
 from test_public_sets import tiny_cifar as tiny_cifar  # a fixture
 
-import flatscope_app.cli.run_demo as demonstration
+import flatscope.cli.run_demo as demonstration
 from flatscope import Table, __version__
+from flatscope.cli import commands, main
+from flatscope.cli.commands import command_names, load_command
+from flatscope.inputs.factories import find_factory
+from flatscope.inputs.loading import load
 from flatscope.registry import declarations, select
-from flatscope_app.cli import commands, main
-from flatscope_app.cli.commands import command_names, load_command
-from flatscope_training.checkpoint import TrainConfig
-from flatscope_training.data.loading import load
-from flatscope_training.factories import find_factory
+from flatscope.training.checkpoint import TrainConfig
 
 ROOT = Path(__file__).parents[1]
 MODEL = f"{ROOT / 'examples' / 'my_model.py'}:build"
@@ -249,7 +249,7 @@ def test_a_failed_run_is_1(run: Run, tmp_path: Path) -> None:
 
 
 def test_places_are_checked_before_the_work(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flatscope_app.cli.sources.load", lambda *_, **__: pytest.fail("data were read first"))
+    monkeypatch.setattr("flatscope.cli.sources.load", lambda *_, **__: pytest.fail("data were read first"))
     monkeypatch.setattr(demonstration, "load", lambda *_, **__: pytest.fail("data were read first"))
     (tmp_path / "file").touch()
     for words in (

@@ -7,9 +7,9 @@ import json
 import pytest
 from typer.testing import CliRunner, Result
 
+from flatscope.cli.app import app
 from flatscope.errors import InputError
 from flatscope.registry import declarations, select
-from flatscope_app.cli.app import app
 
 MEASURE = ["measure", "--model", "mlp", "--model-option", "widths=64,4,10", "--data", "digits", "--flatten"]
 MEASURE += ["--train-size", "30", "--test-size", "20", "-m", "margin"]
@@ -70,7 +70,7 @@ def test_options_and_delta_reach_the_bounds() -> None:
 def test_slips_are_refused_before_data_are_read(
     words: list[str], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("flatscope_app.cli.sources.load", lambda *_, **__: pytest.fail("data were read first"))
+    monkeypatch.setattr("flatscope.cli.sources.load", lambda *_, **__: pytest.fail("data were read first"))
     with pytest.raises(InputError, match=message):
         run(*words)
 

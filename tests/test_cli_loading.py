@@ -13,13 +13,10 @@ from dataclasses import fields, is_dataclass
 from typing import Any, get_type_hints
 
 import pytest
-import torch
 
 import flatscope as fs
-from flatscope import measuring
-from flatscope.comparing.running import TOLERANCE
-from flatscope_app.cli.commands import command_names, declared, help_line, load_command
-from flatscope_app.cli.options import (
+from flatscope.cli.commands import command_names, declared, help_line, load_command
+from flatscope.cli.options import (
     CheckpointsOptions,
     CompareCommand,
     DataOptions,
@@ -29,8 +26,9 @@ from flatscope_app.cli.options import (
     ProblemOptions,
     TrainCommand,
 )
-from flatscope_training.checkpoint import TrainConfig
-from flatscope_training.data.loading import load
+from flatscope.comparing.running import TOLERANCE
+from flatscope.inputs.loading import load
+from flatscope.training.checkpoint import TrainConfig
 
 HEAVY = {"torch", "numpy", "pandas", "scipy", "pyarrow", "matplotlib", "sklearn"}
 # Runs the command line and writes what it has imported below what it says.
@@ -38,7 +36,7 @@ LOADED = """
 import atexit, sys
 atexit.register(lambda: print("loaded:", *sorted({name.split(".")[0] for name in sys.modules}), file=sys.stderr))
 sys.argv = ["flatscope", *sys.argv[1:]]
-from flatscope_app.cli import main
+from flatscope.cli import main
 main()
 """
 
@@ -140,13 +138,12 @@ fs.measure, fs.report
 found["drawn"] = before != random.getstate()
 for name in [name for name in sys.modules if name.partition(".")[0].startswith("flatscope")]:
     del sys.modules[name]
-import flatscope.bounds.psi as q, flatscope.bounds.pac_bayes as c, flatscope_app.reports.page, flatscope.landscapes
+import flatscope.generalization_bounds.psi, flatscope.reports.page, flatscope.landscapes
 import inspect, flatscope as fs
-assert q.__name__ == "flatscope.bounds.psi" and c.__name__ == "flatscope.bounds.pac_bayes"
-import flatscope_training.data.loading
+import flatscope.inputs.loading
 found["data"] = [name for name in ("pooch", "sklearn", "requests") if name in sys.modules]
-import flatscope.live
-flatscope.live.Recorder
+import flatscope.training.callbacks
+flatscope.training.callbacks.Recorder
 found["live"] = [name for name in ("lightning", "transformers", "mlflow", "tensorboard") if name in sys.modules]
 found["missing"] = [name for name in fs.__all__ if not hasattr(fs, name)]
 assert fs.stats.__name__ == "flatscope.stats" and set(fs.__all__) <= set(dir(fs))
@@ -188,16 +185,6 @@ def test_a_public_name_is_one_thing(name: str) -> None:
     spec = importlib.util.find_spec(f"flatscope.{name}")
     if spec is not None:
         assert getattr(fs, name) is importlib.import_module(f"flatscope.{name}")
-
-
-def test_the_package_of_bounds_is_called_like_the_function() -> None:
-    assert inspect.signature(fs.bounds) == inspect.signature(measuring.bounds)
-    assert fs.bounds.__doc__ == measuring.bounds.__doc__
-    problem = fs.Problem(torch.nn.Linear(3, 2), train=(torch.eye(3), torch.tensor([0, 1, 0])))
-    table = fs.bounds(problem, "parameter_counting", delta=0.1)
-    assert (
-        table["parameter_counting"] == measuring.bounds(problem, "parameter_counting", delta=0.1)["parameter_counting"]
-    )
 
 
 def test_importing_the_package_loads_nothing_heavy() -> None:

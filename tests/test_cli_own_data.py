@@ -15,7 +15,7 @@ from test_cli import run as run  # a fixture
 
 import flatscope as fs
 from flatscope import Table
-from flatscope_training.data.loading import DataSource, load, load_or_read
+from flatscope.inputs.loading import DataSource, load, load_or_read
 
 FILE = '''
 import collections

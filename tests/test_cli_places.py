@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-import flatscope_app.cli.run_demo as demonstration
+import flatscope.cli.run_demo as demonstration
+from flatscope.cli.app import app
+from flatscope.cli.output import check_folder, check_place
 from flatscope.errors import InputError
-from flatscope_app.cli.app import app
-from flatscope_app.cli.output import check_folder, check_place
 
 DIGITS = ["--model", "mlp", "--model-option", "widths=64,4,10", "--data", "digits", "--flatten"]
 # Its modes permit root to write there, and the file system does not do it.
@@ -50,7 +50,7 @@ def test_no_folder_is_made_in_the_root() -> None:
 
 def test_a_study_without_its_data_says_so_before_any_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FLATSCOPE_DATA", str(tmp_path / "empty"))
-    monkeypatch.setattr("flatscope_training.sweeps.engines.run", lambda *_, **__: pytest.fail("work began first"))
+    monkeypatch.setattr("flatscope.training.sweeps.engines.run", lambda *_, **__: pytest.fail("work began first"))
     words = ["study", "run", "petzka2019-fig1", "--scale", "paper", "--store", str(tmp_path), "--out", str(tmp_path)]
     with pytest.raises(InputError, match="flatscope data fetch") as caught:
         CliRunner().invoke(app, words, catch_exceptions=False)
@@ -80,8 +80,8 @@ def test_a_study_without_its_data_says_so_before_any_trial(tmp_path: Path, monke
 )
 def test_every_command_tries_the_place_before_its_work(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     for name in (
-        "flatscope_app.cli.sources.load",
-        "flatscope_training.data.loading.load",
+        "flatscope.cli.sources.load",
+        "flatscope.inputs.loading.load",
         "flatscope_papers.study_runs.study",
     ):
         monkeypatch.setattr(name, lambda *_, **__: pytest.fail("work began first"))

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
+from flatscope.cli.app import app
+from flatscope.cli.run_measure import Fit
 from flatscope.errors import InputError
 from flatscope.formatting import numbered
-from flatscope_app.cli.app import app
-from flatscope_app.cli.run_measure import Fit
-from flatscope_app.reports.page import UNKNOWN
+from flatscope.reports.page import UNKNOWN
 from flatscope_papers.study_result import StudyResult
 
 STUDY = "petzka2019-ridge"
@@ -20,7 +20,7 @@ STUDY = "petzka2019-ridge"
 
 @pytest.fixture
 def results(tmp_path: Path) -> Path:
-    small = StudyResult.load(Path(__file__).parents[1] / "results" / STUDY / "small")
+    small = StudyResult.load(Path(__file__).parents[1] / "src" / "flatscope_papers" / "results" / STUDY / "small")
     for scale in ("small", "paper"):
         replace(small, scale=scale).save(tmp_path / "results" / STUDY / scale)
     return tmp_path / "results"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from typer.testing import CliRunner
 
-from flatscope_app.cli.app import app
+from flatscope.cli.app import app
 
 RUNNER = CliRunner()
 DATA = ["--model", "mlp", "--model-option", "widths=64,32,10", "--data", "digits", "--train-size", "60"]

@@ -13,15 +13,15 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 import flatscope as fs
-import flatscope_app.cli.output as output
-import flatscope_app.cli.run_measure as summary
+import flatscope.cli.output as output
+import flatscope.cli.run_measure as summary
+from flatscope.cli.app import app
+from flatscope.cli.run_measure import Fit, show_measured
 from flatscope.context import Context
+from flatscope.inputs.loading import load
 from flatscope.measured_standing import standing_of
 from flatscope.registry import declarations
-from flatscope_app.cli.app import app
-from flatscope_app.cli.run_measure import Fit, show_measured
-from flatscope_app.reports.measured import MANY, captions
-from flatscope_training.data.loading import load
+from flatscope.reports.measured import MANY, captions
 
 WIDTHS = ["--model", "mlp", "--model-option", "widths=64,8,10", "--data", "digits", "--flatten", "--train-size", "60"]
 

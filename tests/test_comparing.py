@@ -16,16 +16,16 @@ import torch
 from torch import Tensor, nn
 
 import flatscope as fs
+from flatscope.cli import main
 from flatscope.comparing.verdicts import Quantity
 from flatscope.errors import InputError, NotApplicable
+from flatscope.inputs.loading import load
+from flatscope.inputs.weight_files import save_weights
 from flatscope.registry import declarations
-from flatscope_app.cli import main
-from flatscope_app.reports.items import by_kind
-from flatscope_training.checkpoint import TrainConfig
-from flatscope_training.data.loading import load
-from flatscope_training.loop import train
-from flatscope_training.models import build
-from flatscope_training.weight_files import save_weights
+from flatscope.reports.items import by_kind
+from flatscope.training.checkpoint import TrainConfig
+from flatscope.training.loop import train
+from flatscope.training.models import build
 
 SOME = ["margin", "hessian_trace", "l1_path_norm", "l2_norm", "rho_sum", "parameter_count", "perturbation_robustness"]
 WIDTHS = (64, 12, 10)

@@ -11,10 +11,10 @@ import torch
 from torch import nn
 
 import flatscope as fs
+from flatscope.cli.run_compare import _names
 from flatscope.comparing.rankings import close_text, places
 from flatscope.comparing.verdicts import on_a_slope
 from flatscope.standing import Standing
-from flatscope_app.cli.run_compare import _names
 
 
 def test_without_classes_the_loss_says_which_network_is_undertrained() -> None:

@@ -12,10 +12,10 @@ from torch import nn
 from typer.testing import CliRunner
 
 import flatscope as fs
+from flatscope.cli.app import app
 from flatscope.errors import InputError
-from flatscope_app.cli.app import app
-from flatscope_app.reports.items import read_item
-from flatscope_training.weight_files import save_weights
+from flatscope.inputs.weight_files import save_weights
+from flatscope.reports.items import read_item
 
 MODEL = """
 import torch

@@ -17,7 +17,7 @@ from architectures import timm
 import flatscope as fs
 from flatscope import registry
 from flatscope.registry import declarations
-from flatscope_training.benchmarking.leaderboard import released_leaderboard, score_number
+from flatscope.training.benchmarking.leaderboard import released_leaderboard, score_number
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "docs" / "generate"))

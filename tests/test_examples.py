@@ -17,8 +17,8 @@ import torch
 import flatscope
 import flatscope_papers
 from flatscope import InputError, Problem, measure
-from flatscope_app.cli.sources import load_model
-from flatscope_training.data.loading import load
+from flatscope.cli.sources import load_model
+from flatscope.inputs.loading import load
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from typer.testing import CliRunner
 
 import flatscope as fs
+from flatscope.cli.app import app
 from flatscope.curvature.route import route_of
 from flatscope.errors import InputError
 from flatscope.explaining import DROPPED, FROZEN
 from flatscope.forms import plain_context
-from flatscope_app.cli.app import app
 
 torch.set_num_threads(1)
 

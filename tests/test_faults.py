@@ -19,11 +19,11 @@ from test_results import old_data, old_network
 import flatscope as fs
 from flatscope.errors import InputError
 from flatscope.files import digest
-from flatscope_training.checkpoint import TrainConfig
-from flatscope_training.loop import train
-from flatscope_training.sweeps import trial_files
-from flatscope_training.sweeps.store import Store
-from flatscope_training.weight_files import read_weights, save_weights
+from flatscope.inputs.weight_files import read_weights, save_weights
+from flatscope.training.checkpoint import TrainConfig
+from flatscope.training.loop import train
+from flatscope.training.sweeps import trial_files
+from flatscope.training.sweeps.store import Store
 
 ROOM = 256 * 1024
 

@@ -26,9 +26,9 @@ from flatscope.files import (
     json_bytes,
     npz_bytes,
 )
+from flatscope.inputs.formats import read_npz
+from flatscope.inputs.weight_files import read_weights, save_weights
 from flatscope.tensor_files import read_tensors, tensor_bytes
-from flatscope_training.data.formats import read_npz
-from flatscope_training.weight_files import read_weights, save_weights
 
 KINDS = fuzz_kinds.kinds()
 

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from flatscope.errors import DataFileError
-from flatscope_training.data import formats
+from flatscope.inputs import formats
 
 PACK = {"": bytes, ".gz": gzip.compress, ".xz": lzma.compress}
 

@@ -16,11 +16,11 @@ from torch import nn
 from torch.nn import functional
 
 from flatscope.errors import InputError
-from flatscope_training import fused_device, fused_stack, population
-from flatscope_training.checkpoint import epoch_order
-from flatscope_training.fused_chain import NotFused, read_chain
-from flatscope_training.fused_source import plan_kernel
-from flatscope_training.population import train_population
+from flatscope.training import fused_device, fused_stack, population
+from flatscope.training.checkpoint import epoch_order
+from flatscope.training.fused_chain import NotFused, read_chain
+from flatscope.training.fused_source import plan_kernel
+from flatscope.training.population import train_population
 
 torch.set_num_threads(1)
 
@@ -161,7 +161,7 @@ KILLED = """
 import os, signal, sys
 sys.path.insert(0, sys.argv[1])
 import test_fused
-from flatscope_training import fused_stack
+from flatscope.training import fused_stack
 
 class Killed(fused_stack.FusedStack):
     def _run(self, blocks, **given):
@@ -173,7 +173,7 @@ class Killed(fused_stack.FusedStack):
 
 Killed.launches = 0
 from pathlib import Path
-from flatscope_training import group_training
+from flatscope.training import group_training
 group_training.FusedStack = Killed
 if sys.argv[3] == "cpu":
     fused_stack.machine_of = lambda device: test_fused.CppMachine(Path(sys.argv[4]))

@@ -13,7 +13,7 @@ from torch import nn
 import flatscope as fs
 from flatscope.errors import UnknownNameError
 from flatscope.registry import CORE
-from flatscope.results import MOST_LINES, Result
+from flatscope.result import MOST_LINES, Result
 
 
 def trained(steps: int = 2000, seed: int = 0, n: int = 60) -> tuple[nn.Module, tuple[torch.Tensor, torch.Tensor]]:

@@ -22,15 +22,15 @@ from test_cli import Run
 from test_cli import run as run  # a fixture
 
 import flatscope as fs
+from flatscope.cli.run_population import read_looks
 from flatscope.decisions.allocation import Allocation
 from flatscope.disk import MOST_TEXT, read_file, whole_file, write_with_sum
 from flatscope.errors import InputError, WeightsError
 from flatscope.files import foreign_parquet, frame_bytes, from_npz_bytes, parquet_metadata
 from flatscope.formatting import printable
-from flatscope_app.cli.run_population import read_looks
-from flatscope_training.sweeps.configuration import Sweep, read_toml
-from flatscope_training.sweeps.store import DamagedTrial, Store
-from flatscope_training.weight_files import read_weights
+from flatscope.inputs.weight_files import read_weights
+from flatscope.training.sweeps.configuration import Sweep, read_toml
+from flatscope.training.sweeps.store import DamagedTrial, Store
 
 KINDS = fuzz_kinds.kinds()
 PLAN = """
@@ -325,7 +325,7 @@ def test_a_complete_store_on_a_disk_that_can_only_be_read_is_shown(
     def refuse(*_: Any) -> None:
         raise InputError("a place that can be written to", "a read-only one")
 
-    monkeypatch.setattr("flatscope_training.sweeps.store.write_whole", refuse)
+    monkeypatch.setattr("flatscope.training.sweeps.store.write_whole", refuse)
     assert run("sweep", "run", file, "--store", store.root, "--workers", 0).code == 0
 
 

@@ -14,11 +14,11 @@ from test_report_browser import browser as browser  # a fixture
 from test_report_browser import opened, pytestmark  # noqa: F401
 
 import flatscope as fs
+from flatscope.cli.run_watch import watch_run
 from flatscope.formatting import printable
-from flatscope_app.cli.run_watch import watch_run
-from flatscope_app.reports.page import report, save_figures
-from flatscope_training.checkpoint import TrainConfig
-from flatscope_training.loop import train
+from flatscope.reports.page import report, save_figures
+from flatscope.training.checkpoint import TrainConfig
+from flatscope.training.loop import train
 
 SEEN = """() => ({
     ran: window.ran, scripts: document.scripts.length, policies: document.querySelectorAll("meta[http-equiv]").length,

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import nn
 
+from flatscope.cli.run_compare import _weight_files
+from flatscope.cli.sources import load_model
 from flatscope.errors import InputError
-from flatscope_app.cli.hub_models import is_hub_model
-from flatscope_app.cli.run_compare import _weight_files
-from flatscope_app.cli.sources import load_model
+from flatscope.inputs.hub_models import is_hub_model
 
 
 def test_a_folder_that_save_pretrained_wrote_is_that_network(tmp_path: Path) -> None:

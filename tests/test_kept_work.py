@@ -13,8 +13,8 @@ from test_results import old_data, old_network
 
 import flatscope as fs
 from flatscope import ranks
+from flatscope.cli.run_compare import show_comparison
 from flatscope.errors import InputError, Interrupted, lack_of_memory
-from flatscope_app.cli.run_compare import show_comparison
 
 NETWORK = [
     "measure",
@@ -52,7 +52,7 @@ def test_too_little_memory_is_said_with_what_to_do(
     def fail(*_: Any, **__: Any) -> None:
         raise problem
 
-    monkeypatch.setattr("flatscope_app.cli.run_measure.load_problem", fail)
+    monkeypatch.setattr("flatscope.cli.run_measure.load_problem", fail)
     found = run(*NETWORK)
     assert found.code == 1
     assert "The memory does not suffice" in found.err
@@ -66,7 +66,7 @@ def test_a_table_that_cannot_be_written_is_shown_before_that_is_said(
     def full(*_: Any) -> None:
         raise InputError("a place that can be written to", "No space left on device", str(tmp_path / "t.json"))
 
-    monkeypatch.setattr("flatscope.results.write_whole", full)
+    monkeypatch.setattr("flatscope.result.write_whole", full)
     found = run(*NETWORK, "--out", tmp_path / "t.json")
     assert found.code == 2
     assert "No space left" in found.err

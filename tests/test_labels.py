@@ -7,8 +7,8 @@ import torch
 from scipy.stats import chisquare
 
 from flatscope.errors import InputError
-from flatscope_training.data.loading import load
-from flatscope_training.made_labels import confusion_set, corrupt_labels, random_labels
+from flatscope.inputs.loading import load
+from flatscope.training.made_labels import confusion_set, corrupt_labels, random_labels
 
 Y = torch.arange(20_000) % 10
 

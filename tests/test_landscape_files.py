@@ -19,11 +19,11 @@ from test_landscape import loss_and_error
 from torch import Tensor
 
 import flatscope as fs
+from flatscope.cli.sources import load_model
 from flatscope.errors import InputError, NumericalWarning, UnknownNameError
+from flatscope.inputs.weight_files import save_weights
 from flatscope.landscapes.grid_losses import GridLosses
 from flatscope.landscapes.surface import Surface
-from flatscope_app.cli.sources import load_model
-from flatscope_training.weight_files import save_weights
 
 
 def test_seed_decides_and_nothing_else_is_touched() -> None:
@@ -232,7 +232,7 @@ def test_bad_arguments(change: dict[str, Any], error: type[Exception], says: str
 def test_command_writes_surface_picture_and_page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from flatscope_app.cli.app import main
+    from flatscope.cli.app import main
 
     model = Path(__file__).parents[1] / "examples" / "my_model.py"
     files = [tmp_path / f"plane.{ending}" for ending in ("npz", "png", "html")]

@@ -17,17 +17,16 @@ from flatscope.registry import Declaration, declarations
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "flatscope"
-TRAINING_SOURCE = ROOT / "src" / "flatscope_training"
-APP_SOURCE = ROOT / "src" / "flatscope_app"
+TRAINING_SOURCE = SOURCE / "training"
 PAPERS_SOURCE = ROOT / "src" / "flatscope_papers"
 LONGEST = 400
 # From the ground up. A file imports only from levels below its own, or from its own package.
 LEVELS = (
-    {"errors", "version"},
+    {"errors", "lazy_names", "version"},
     {"disk", "formatting", "limits", "noise", "switches"},
-    {"progress", "guards", "params", "parts", "registry", "stats", "ranks", "langevin", "rows", "standing"},
+    {"progress", "guards", "params", "registry", "stats", "ranks", "langevin", "rows", "standing"},
     {"files", "headlines"},
-    {"results", "tensor_files"},
+    {"result", "tensor_files"},
     {"samples", "table"},
     {"loss"},
     {"torch_losses"},
@@ -41,16 +40,18 @@ LEVELS = (
     {"planning", "measured_standing", "forms", "doubts", "searching"},
     {"measuring"},
     {"measures"},
-    {"bounds"},
+    {"generalization_bounds"},
     {"auditing", "explaining", "landscapes", "interpolation", "spectra", "decisions"},
     {"comparing"},
-    {"live", "__init__", "__main__"},
+    {"inputs"},
+    {"training"},
+    {"reports"},
+    {"cli"},  # shows what the page shows
+    {"__init__", "__main__"},
 )
-# The package of networks in training, likewise.
+# Networks in training, likewise.
 TRAINING_LEVELS = (
-    {"factories", "weight_files", "callbacks"},
-    {"data"},
-    {"fused_chain", "initialization", "vision_models", "checkpoint", "gpu_steps", "made_labels"},
+    {"callbacks", "fused_chain", "initialization", "vision_models", "checkpoint", "gpu_steps", "made_labels"},
     {"fused_source", "models", "evaluation", "stacked_layers"},
     {"fused_device", "loop", "trials"},
     {"stack", "stacked_measures", "population_result"},
@@ -61,8 +62,6 @@ TRAINING_LEVELS = (
     {"benchmarking"},
     {"__init__"},
 )
-# The package of what a person sees, likewise: the command line shows what the page shows.
-APP_LEVELS = ({"reports"}, {"cli"}, {"__init__"})
 # The package of the papers, likewise; papers do not import each other.
 PAPERS_LEVELS = (
     {"claims", "curves", "smoke_data", "theory"},
@@ -70,7 +69,7 @@ PAPERS_LEVELS = (
     {"correlation_intervals", "reasons", "stratified", "study_result", "declaration"},
     {"intervals"},
     {"neyshabur2017", "petzka2019", "robustness", "yi2019", "zhang2017"},
-    {"known_studies", "former_names", "one_by_one"},
+    {"known_studies", "one_by_one"},
     {"kept_tables", "reproduction"},
     {"study_runs"},
     {"rejudging"},
@@ -80,21 +79,17 @@ PAPERS_LEVELS = (
     {"__init__"},
 )
 # A package imports those before it, and no other.
-ALL_LEVELS = {
-    "flatscope": LEVELS,
-    "flatscope_training": TRAINING_LEVELS,
-    "flatscope_app": APP_LEVELS,
-    "flatscope_papers": PAPERS_LEVELS,
-}
+PACKAGES = ("flatscope", "flatscope_papers")
+ALL_LEVELS = {"flatscope": LEVELS, "flatscope.training": TRAINING_LEVELS, "flatscope_papers": PAPERS_LEVELS}
 # What a paper may import of the others is public: names of `flatscope` itself, its errors and its statistics. These
 # modules are used beside it for want of a public name. The list grows only when code of the library that nothing but
 # the papers uses moves to them.
 PUBLIC_MODULES = {"flatscope", "flatscope.errors", "flatscope.stats"}
 USED_INSIDE = {
-    "flatscope.bounds.psi",
-    "flatscope.bounds.classical",
-    "flatscope.bounds.pac_bayes",
-    "flatscope_app.cli.output",
+    "flatscope.generalization_bounds.psi",
+    "flatscope.generalization_bounds.classical",
+    "flatscope.generalization_bounds.pac_bayes",
+    "flatscope.cli.output",
     "flatscope.disk",
     "flatscope.files",
     "flatscope.formatting",
@@ -111,29 +106,29 @@ USED_INSIDE = {
     "flatscope.network.watching",
     "flatscope.network.units",
     "flatscope.params",
-    "flatscope.parts",
+    "flatscope.lazy_names",
     "flatscope.progress",
     "flatscope.registry",
-    "flatscope_app.reports.kinds",
-    "flatscope_app.reports.markup",
+    "flatscope.reports.kinds",
+    "flatscope.reports.markup",
     "flatscope.samples",
     "flatscope.stats.estimate",
     "flatscope.stopping",
-    "flatscope_training.sweeps.configuration",
-    "flatscope_training.sweeps.engines",
-    "flatscope_training.sweeps.store",
-    "flatscope_training.sweeps.work",
+    "flatscope.training.sweeps.configuration",
+    "flatscope.training.sweeps.engines",
+    "flatscope.training.sweeps.store",
+    "flatscope.training.sweeps.work",
     "flatscope.symmetries.basis_paths",
     "flatscope.symmetries.folding",
     "flatscope.symmetries.path_skeleton",
-    "flatscope_training.data.loading",
-    "flatscope_training.data.data_set",
+    "flatscope.inputs.loading",
+    "flatscope.inputs.data_set",
     "flatscope.langevin",
-    "flatscope_training.loop",
-    "flatscope_training.made_labels",
-    "flatscope_training.models",
-    "flatscope_training.population",
-    "flatscope_training.trials",
+    "flatscope.training.loop",
+    "flatscope.training.made_labels",
+    "flatscope.training.models",
+    "flatscope.training.population",
+    "flatscope.training.trials",
 }
 # Names that stand for two things; to be shortened, never to be added to.
 REPEATED_CLASSES: set[str] = set()
@@ -152,16 +147,13 @@ LOCAL_NUMBERS = {
     "random_signs": {"_FIRST", "_SECOND", "_STEP"},
     "spectrum": {"WIDEST", "LARGE", "COARSE", "LEAST_STEPS", "HIDDEN_STEPS", "SETTLED_STEPS", "HIDDEN"},
 }
-# Files that say for type checkers which types the names of the packages beside the library have.
-PUBLIC_FILES = ("__init__", "live")
 MOST_HIDDEN_IMPORTS = 4
 EMPTY_WORDS = {"utils", "util", "helpers", "helper", "common", "misc", "core", "impl", "settings"}
 OPTIONAL = ("ray", "pooch", "playwright", "requests", "lightning", "transformers", "tensorboard", "mlflow", "wandb")
 
-LIBRARY_FILES, TRAINING_FILES, APP_FILES, PAPERS_FILES = (
-    sorted(folder.rglob("*.py")) for folder in (SOURCE, TRAINING_SOURCE, APP_SOURCE, PAPERS_SOURCE)
-)
-FILES = LIBRARY_FILES + TRAINING_FILES + APP_FILES + PAPERS_FILES
+LIBRARY_FILES, PAPERS_FILES = (sorted(folder.rglob("*.py")) for folder in (SOURCE, PAPERS_SOURCE))
+TRAINING_FILES = sorted(TRAINING_SOURCE.rglob("*.py"))
+FILES = LIBRARY_FILES + PAPERS_FILES
 
 
 @functools.cache
@@ -195,15 +187,20 @@ def imports(tree: ast.AST, package: str = "flatscope") -> Iterator[tuple[int, st
     for node in import_nodes(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
-                if alias.name.split(".")[0] == package:
+                if within(alias.name, package):
                     yield node.lineno, alias.name.removeprefix(package).removeprefix(".") or "__init__"
         elif node.level:
             yield node.lineno, "a relative import"
-        elif (node.module or "").split(".")[0] == package:
+        elif within(node.module or "", package):
             below = (node.module or "").removeprefix(package).removeprefix(".")
             for alias in node.names:
                 longer = f"{below}.{alias.name}".removeprefix(".")
                 yield node.lineno, longer if f"{package}.{longer}" in MODULES else below or "__init__"
+
+
+def within(module: str, package: str) -> bool:
+    """Whether a module is the package or lies in it."""
+    return module == package or module.startswith(f"{package}.")
 
 
 def level(name: str, package: str = "flatscope") -> int:
@@ -220,22 +217,9 @@ def wrong_imports(name: str, tree: ast.AST, package: str = "flatscope") -> list[
         own = target.split(".")[0] == name.split(".")[0]
         if not own and level(target, package) >= level(name, package):
             wrong.append(f"line {line}: {name} imports {target}")
-    above = list(ALL_LEVELS)[list(ALL_LEVELS).index(package) + 1 :]
-    if package == "flatscope" and name in PUBLIC_FILES:
-        tree = without_types(tree)
+    above = PACKAGES[PACKAGES.index(package) + 1 :] if package in PACKAGES else ()
     wrong += [f"line {line}: {name} imports {other}" for other in above for line, _ in imports(tree, other)]
     return wrong
-
-
-def without_types(tree: ast.AST) -> ast.AST:
-    """The file without what only type checkers read: there the library says which types its parts' names have."""
-    kept = ast.parse("")
-    kept.body = [node for node in ast.iter_child_nodes(tree) if not _for_types(node)]  # type: ignore[misc]
-    return kept
-
-
-def _for_types(node: ast.AST) -> bool:
-    return isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
 
 
 def inner_imports(tree: ast.AST) -> set[str]:
@@ -244,9 +228,8 @@ def inner_imports(tree: ast.AST) -> set[str]:
         node.lineno for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module in PUBLIC_MODULES
     }
     return {
-        f"{package}.{target}".removesuffix(".__init__")
-        for package in ("flatscope", "flatscope_training", "flatscope_app")
-        for line, target in imports(tree, package)
+        f"flatscope.{target}".removesuffix(".__init__")
+        for line, target in imports(tree, "flatscope")
         if line not in public
     } - PUBLIC_MODULES
 
@@ -271,6 +254,9 @@ def unsafe_calls(tree: ast.AST) -> list[str]:
 
 def test_imports_go_one_way() -> None:
     wrong = {str(path): wrong_imports(module_name(path), tree_of(path), package_of(path)) for path in FILES}
+    for path in TRAINING_FILES:
+        inside = module_name(path).removeprefix("training").removeprefix(".") or "__init__"
+        wrong[str(path)] += wrong_imports(inside, tree_of(path), "flatscope.training")
     assert {path: found for path, found in wrong.items() if found} == {}
 
 
@@ -306,17 +292,17 @@ def test_few_imports_of_our_own_hide_inside_functions() -> None:
     """Each one hides what a module stands on; only commands have one each, so that their help is quick."""
     hidden = {
         f"{module_name(path)}, line {line}"
-        for path in LIBRARY_FILES + TRAINING_FILES + APP_FILES
+        for path in LIBRARY_FILES
         if module_name(path) != "cli.commands"
         for function in ast.walk(tree_of(path))
         if isinstance(function, ast.FunctionDef)
-        for package in ALL_LEVELS
+        for package in PACKAGES
         for line, _ in imports(function, package)
     }
     assert len(hidden) <= MOST_HIDDEN_IMPORTS, sorted(hidden)
 
 
-@pytest.mark.parametrize("package", ALL_LEVELS)
+@pytest.mark.parametrize("package", PACKAGES)
 def test_no_module_imports_itself_by_detours(package: str) -> None:
     graph = {
         module_name(path): {t for _, t in imports(tree_of(path), package) if t != module_name(path)}
@@ -353,19 +339,17 @@ def test_the_checks_above_find_what_they_look_for() -> None:
     assert wrong_imports("problem", ast.parse("from flatscope.errors import InputError")) == []
     assert wrong_imports("curvature.sweep", ast.parse("from flatscope.curvature import probe")) == []
     assert wrong_imports("problem", ast.parse("def f():\n    import flatscope_papers.declaration"))
-    assert wrong_imports("problem", ast.parse("if TYPE_CHECKING:\n    from flatscope_training import Atlas"))
-    assert wrong_imports("problem", ast.parse("def f():\n    from flatscope_app.cli import main"))
-    assert wrong_imports("loop", ast.parse("import flatscope_papers.declaration"), "flatscope_training")
-    assert wrong_imports("loop", ast.parse("from flatscope_app.cli import output"), "flatscope_training")
-    assert wrong_imports("reports.page", ast.parse("from flatscope_app.cli import output"), "flatscope_app")
-    assert wrong_imports("loop", ast.parse("from flatscope_training.stack import Stack"), "flatscope_training")
-    typed = "if TYPE_CHECKING:\n    from flatscope_training import Atlas"
-    assert wrong_imports("__init__", ast.parse(typed)) == []
-    assert wrong_imports("__init__", ast.parse("from flatscope_training import Atlas"))
+    assert wrong_imports("problem", ast.parse("if TYPE_CHECKING:\n    from flatscope.training import loop"))
+    assert wrong_imports("problem", ast.parse("def f():\n    from flatscope.cli import main"))
+    assert wrong_imports("training.loop", ast.parse("import flatscope_papers.declaration"))
+    assert wrong_imports("training.loop", ast.parse("from flatscope.cli import output"))
+    assert wrong_imports("reports.page", ast.parse("from flatscope.cli import output"))
+    assert wrong_imports("loop", ast.parse("from flatscope.training.stack import Stack"), "flatscope.training")
+    assert wrong_imports("__init__", ast.parse("from flatscope_papers import study"))
     assert wrong_imports("claims", ast.parse("from flatscope_papers.declaration import Study"), "flatscope_papers")
     assert wrong_imports("yi2019.a", ast.parse("from flatscope_papers.zhang2017 import b"), "flatscope_papers")
-    inner = "from flatscope import stats\nfrom flatscope.context import Context\nimport flatscope_training.sweeps.store"
-    assert inner_imports(ast.parse(inner)) == {"flatscope.context", "flatscope_training.sweeps.store"}
+    inner = "from flatscope import stats\nfrom flatscope.context import Context\nimport flatscope.training.sweeps.store"
+    assert inner_imports(ast.parse(inner)) == {"flatscope.context", "flatscope.training.sweeps.store"}
     for code in ("torch.load(f)", "torch.load(f, weights_only=False)", "np.load(f)", "pickle.load(f)", "eval(s)"):
         assert unsafe_calls(ast.parse(code)), code
     assert unsafe_calls(ast.parse("torch.load(f, weights_only=True); np.load(f, allow_pickle=False)")) == []

@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import flatscope as fs
-from flatscope import live
-from flatscope.live import Recorder, scalars
+from flatscope.training import callbacks as live
+from flatscope.training.callbacks import Recorder, scalars
 
 NAMES = ["hessian_trace", "margin", "kappa_trace", "l1_path_norm", "perturbation_robustness"]
 
@@ -156,7 +156,7 @@ def test_the_network_inside_a_wrapper_is_measured(data: tuple[Tensor, Tensor]) -
 
 RANKS = """
 import os, sys, torch, torch.distributed as dist
-from flatscope.live import Recorder
+from flatscope.training.callbacks import Recorder
 folder, other = sys.argv[1], os.fork()  # what takes seconds to import is imported once
 rank = 0 if other else 1
 dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)

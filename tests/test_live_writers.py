@@ -16,8 +16,8 @@ from test_live import offline as offline  # a fixture
 from torch import Tensor, nn
 
 import flatscope as fs
-from flatscope import live
-from flatscope.live import scalars, write_mlflow, write_tensorboard, write_wandb
+from flatscope.training import callbacks as live
+from flatscope.training.callbacks import scalars, write_mlflow, write_tensorboard, write_wandb
 
 
 @pytest.fixture(scope="module")

@@ -21,12 +21,12 @@ from torch.nn import functional
 
 import flatscope
 from flatscope.errors import InputError, Interrupted, UnknownNameError, WeightsError
-from flatscope_training import gpu_steps
-from flatscope_training.checkpoint import TrainConfig, epoch_order, learning_rate, stream_seed
-from flatscope_training.initialization import initialize
-from flatscope_training.loop import crop_and_flip, evaluate, train
-from flatscope_training.models import build, mlp
-from flatscope_training.weight_files import load_weights, read_weights, save_weights
+from flatscope.inputs.weight_files import load_weights, read_weights, save_weights
+from flatscope.training import gpu_steps
+from flatscope.training.checkpoint import TrainConfig, epoch_order, learning_rate, stream_seed
+from flatscope.training.initialization import initialize
+from flatscope.training.loop import crop_and_flip, evaluate, train
+from flatscope.training.models import build, mlp
 
 torch.set_num_threads(1)
 
@@ -391,8 +391,8 @@ import torch
 torch.set_num_threads(1)
 sys.path.insert(0, {tests!r})
 import test_loop
-from flatscope_training import weight_files
-from flatscope_training.loop import train
+from flatscope.inputs import weight_files
+from flatscope.training.loop import train
 
 def wait():
     print("now", flush=True)

@@ -8,8 +8,8 @@ from torch import fx, nn
 
 from flatscope.errors import InputError, UnknownNameError
 from flatscope.guards import private_randomness
-from flatscope_training.initialization import initialize, schemes, set_skeleton
-from flatscope_training.models import available, build, lenet5, mlp, model_options
+from flatscope.training.initialization import initialize, schemes, set_skeleton
+from flatscope.training.models import available, build, lenet5, mlp, model_options
 
 torch.set_num_threads(1)
 

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 import flatscope as fs
-from flatscope_training.benchmarking.leaderboard import value_of
+from flatscope.training.benchmarking.leaderboard import value_of
 
 
 class InPlace(nn.Module):

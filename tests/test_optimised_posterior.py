@@ -13,10 +13,16 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 import flatscope as fs
-from flatscope.bounds import optimised_posterior
-from flatscope.bounds.optimised_posterior import Posterior, Training, best_prior, surrogate, trained_posterior
-from flatscope.bounds.relative_entropy import certified_error, largest_mean, log_price, relative_entropy
 from flatscope.errors import InputError
+from flatscope.generalization_bounds import optimised_posterior
+from flatscope.generalization_bounds.optimised_posterior import (
+    Posterior,
+    Training,
+    best_prior,
+    surrogate,
+    trained_posterior,
+)
+from flatscope.generalization_bounds.relative_entropy import certified_error, largest_mean, log_price, relative_entropy
 from flatscope.params import Params
 from flatscope.registry import declarations
 

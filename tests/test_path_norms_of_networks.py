@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 import flatscope as fs
-from flatscope_training.models import build
-from flatscope_training.vision_models import _PreActivationBlock
+from flatscope.training.models import build
+from flatscope.training.vision_models import _PreActivationBlock
 
 NARROW = 3
 # Sides of images for the narrow copy and for the whole network, whose channels, not pixels, are what is rescaled.

@@ -24,7 +24,7 @@ from flatscope.curvature.columns import column_sweep
 from flatscope.errors import NotApplicable
 from flatscope.planning import make_schedule, units
 from flatscope.registry import Declaration, Value, declarations, select
-from flatscope_training.sweeps.work import tables_of
+from flatscope.training.sweeps.work import tables_of
 
 WORDS: dict[str, Any] = {"symbol": "x", "paper": "flatscope", "equation": "none"}
 

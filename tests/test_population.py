@@ -16,14 +16,14 @@ from torch.nn import functional
 
 import flatscope
 from flatscope.errors import InputError, Interrupted, UnknownNameError, WeightsError
-from flatscope_training import stack, stacked_layers
-from flatscope_training.checkpoint import TrainConfig, epoch_order, learning_rate
-from flatscope_training.loop import train
-from flatscope_training.made_labels import corrupt_labels
-from flatscope_training.models import build
-from flatscope_training.population import train_population
-from flatscope_training.stacked_layers import NotStackable, StackedNetwork
-from flatscope_training.trials import CONFIG_KEYS, build_model, read_trials
+from flatscope.training import stack, stacked_layers
+from flatscope.training.checkpoint import TrainConfig, epoch_order, learning_rate
+from flatscope.training.loop import train
+from flatscope.training.made_labels import corrupt_labels
+from flatscope.training.models import build
+from flatscope.training.population import train_population
+from flatscope.training.stacked_layers import NotStackable, StackedNetwork
+from flatscope.training.trials import CONFIG_KEYS, build_model, read_trials
 
 torch.set_num_threads(1)
 
@@ -594,7 +594,7 @@ def test_control_c_leaves_every_trial_at_its_last_finished_epoch(tmp_path):
 
 
 def test_control_c_within_an_epoch_undoes_that_epoch(monkeypatch):
-    from flatscope_training.stack import Stack
+    from flatscope.training.stack import Stack
 
     data, steps = blobs(n=50, shape=(1, 6, 6)), 0
     step = Stack._step
@@ -621,7 +621,7 @@ import os, signal, sys, torch
 sys.path.insert(0, sys.argv[1])
 torch.set_num_threads(1)
 from test_population import RESUMED, blobs, conv_batchnorm
-from flatscope_training.population import train_population
+from flatscope.training.population import train_population
 
 def kill(epoch, view):
     if epoch == 5 and 4 in view.trials:  # the second group, of Adam

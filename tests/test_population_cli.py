@@ -9,12 +9,12 @@ from safetensors.torch import load_file
 from test_cli import Run
 from test_cli import run as run  # a fixture
 
+from flatscope.cli.run_train import expand
 from flatscope.errors import InputError, UnknownNameError
-from flatscope_app.cli.run_train import expand
-from flatscope_training.checkpoint import TrainConfig
-from flatscope_training.data.loading import load
-from flatscope_training.loop import train
-from flatscope_training.models import build
+from flatscope.inputs.loading import load
+from flatscope.training.checkpoint import TrainConfig
+from flatscope.training.loop import train
+from flatscope.training.models import build
 
 ROOT = Path(__file__).parents[1]
 FILE = """

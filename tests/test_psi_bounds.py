@@ -15,7 +15,9 @@ from scipy.stats import norm, t
 from torch import nn
 
 import flatscope as fs
-from flatscope.bounds.psi import (
+from flatscope.context import Effort
+from flatscope.errors import InputError
+from flatscope.generalization_bounds.psi import (
     BALANCED,
     PathSpread,
     all_paths_of,
@@ -25,8 +27,6 @@ from flatscope.bounds.psi import (
     psi_of,
     theorem_5_1,
 )
-from flatscope.context import Effort
-from flatscope.errors import InputError
 from flatscope_papers.theory.path_matrix import all_paths, non_basis_change, path_values
 
 

@@ -24,9 +24,9 @@ import torch
 from test_formats import fields, idx, python2_batch, records
 
 from flatscope.errors import DataFileError, InputError, UnknownNameError
-from flatscope_training.data.known_files import CIFAR10, MNIST, SETS, Download, KnownFile, PublicSet
-from flatscope_training.data.loading import available, fetch, load, verify
-from flatscope_training.data.public_sets import data_root, read_part
+from flatscope.inputs.known_files import CIFAR10, MNIST, SETS, Download, KnownFile, PublicSet
+from flatscope.inputs.loading import available, fetch, load, verify
+from flatscope.inputs.public_sets import data_root, read_part
 
 Files = dict[str, bytes]
 
@@ -303,7 +303,7 @@ def test_real_idx_sets(name: str, train: list[int], test: list[int]) -> None:
 @pytest.mark.real_data
 @real_data
 def test_real_cifar(monkeypatch: pytest.MonkeyPatch) -> None:
-    from flatscope_training.data import formats
+    from flatscope.inputs import formats
 
     monkeypatch.setattr(formats, "read_bytes", functools.cache(formats.read_bytes))  # unpacked once
     data = load("cifar10", train_size=None, crop=None)

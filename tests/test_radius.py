@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import flatscope as fs
+from flatscope.inputs.loading import load
 from flatscope.measures.lines import Lines, layers_ahead, lines_at_once, moved_parameters
 from flatscope.measures.radius import drawn_radii, unit_normals
-from flatscope_training.data.loading import load
-from flatscope_training.loop import TrainConfig, train
-from flatscope_training.made_labels import random_labels
-from flatscope_training.models import build
+from flatscope.training.loop import TrainConfig, train
+from flatscope.training.made_labels import random_labels
+from flatscope.training.models import build
 
 
 class Point(nn.Module):

@@ -27,12 +27,12 @@ from test_sweep_kills import fork, has_ended, wait_for
 from typer.testing import CliRunner
 
 import flatscope as fs
+from flatscope.cli.app import app
 from flatscope.context import Context
+from flatscope.inputs.weight_files import save_weights
 from flatscope.ranks import ALONE, Ranks, launched, present_ranks, process_group
 from flatscope.registry import declarations
-from flatscope_app.cli.app import app
-from flatscope_training.models import build
-from flatscope_training.weight_files import save_weights
+from flatscope.training.models import build
 
 KEYS = ["measure", "options", "layer", "unit", "sample"]
 

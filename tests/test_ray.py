@@ -19,8 +19,8 @@ from test_sweep_kills import WORK, fork, lines, patiently, trials, wait_for, wor
 from trial_work import completions, log_of
 
 from flatscope.errors import InputError
-from flatscope_training.sweeps.engines import SweepFailed, run
-from flatscope_training.sweeps.store import Store
+from flatscope.training.sweeps.engines import SweepFailed, run
+from flatscope.training.sweeps.store import Store
 
 pytestmark = [
     # Looked for, not imported: Ray reads its settings when it is imported, which is up to each driver.

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import flatscope as fs
 from flatscope.symmetries.folding import has_batchnorm
-from flatscope_training.models import build
+from flatscope.training.models import build
 
 IMAGES = (3, 32, 32)
 

@@ -8,7 +8,7 @@ import pytest
 
 from flatscope.comparing.records import DIFFERENCES, RANKING, difference_of, records_by_measure, table
 from flatscope.stats import granulated_kendall
-from flatscope_training.benchmarking.differences import (
+from flatscope.training.benchmarking.differences import (
     CHANGED,
     agreement,
     by_difference,
@@ -16,9 +16,9 @@ from flatscope_training.benchmarking.differences import (
     parts_of_population,
     vote_on_the_other,
 )
-from flatscope_training.benchmarking.leaderboard import released_population
-from flatscope_training.benchmarking.recipe import SETTINGS
-from flatscope_training.benchmarking.scores import with_controls
+from flatscope.training.benchmarking.leaderboard import released_population
+from flatscope.training.benchmarking.recipe import SETTINGS
+from flatscope.training.benchmarking.scores import with_controls
 
 
 @pytest.fixture(scope="module")

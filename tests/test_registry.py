@@ -16,6 +16,7 @@ from torch import nn
 
 import flatscope as fs
 from flatscope import registry
+from flatscope.cli.run_measure import measure_page
 from flatscope.context import Context
 from flatscope.errors import InputError, UnknownNameError
 from flatscope.registry import (
@@ -28,7 +29,6 @@ from flatscope.registry import (
     measure,
     select,
 )
-from flatscope_app.cli.run_measure import measure_page
 
 WORDS: dict[str, Any] = {"symbol": "x", "paper": "flatscope", "equation": "none"}
 
@@ -115,7 +115,7 @@ for first in sys.argv[1:]:
         print(type(problem).__name__, declarations()["margin"].source, end=" ")
     print(*declarations("bound"), *declarations())
 """
-BEGINNINGS = ("import flatscope.registry", "import flatscope.bounds.psi")
+BEGINNINGS = ("import flatscope.registry", "import flatscope.generalization_bounds.psi")
 
 
 @pytest.mark.slow

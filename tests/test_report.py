@@ -22,13 +22,13 @@ from flatscope.errors import InputError
 from flatscope.formatting import with_error, written
 from flatscope.headlines import minimum_verdict
 from flatscope.registry import declarations
+from flatscope.reports.figures import history_plots, measured_plots
+from flatscope.reports.items import by_kind
+from flatscope.reports.markup import formula
+from flatscope.reports.measured import comparison_data, lines, standing
+from flatscope.reports.page import page_text, report, save_figures
+from flatscope.reports.plots import Plot, on_axes, picture
 from flatscope.table import Table
-from flatscope_app.reports.figures import history_plots, measured_plots
-from flatscope_app.reports.items import by_kind
-from flatscope_app.reports.markup import formula
-from flatscope_app.reports.measured import comparison_data, lines, standing
-from flatscope_app.reports.page import page_text, report, save_figures
-from flatscope_app.reports.plots import Plot, on_axes, picture
 
 HOSTILE = "<script>alert('x')</script>\"&"
 VOID = {"meta", "link", "input", "img", "br", "wbr", "hr"}

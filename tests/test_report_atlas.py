@@ -16,7 +16,7 @@ from test_report_browser import SIDEWAYS, brightness, browser, made, opened, pyt
 from test_report_layout import NOTHING, VIEWS, found
 
 import flatscope as fs
-from flatscope_app.reports.page import report
+from flatscope.reports.page import report
 
 CURVES, SHOWN = ".atlas .curves", "[...document.querySelectorAll('.atlas .curves polyline')].length"
 

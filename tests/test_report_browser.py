@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from test_report import HOSTILE, figure, history, table
 
-from flatscope_app.reports.page import report
+from flatscope.reports.page import report
 
 CHROMIUM = shutil.which("chromium")
 ARGUMENTS = (

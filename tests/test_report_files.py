@@ -13,14 +13,14 @@ from test_report_landscape import bowl
 from test_report_population import NETWORK_WIDE, population
 
 from flatscope.auditing import audit
+from flatscope.cli.app import main
 from flatscope.errors import InputError
 from flatscope.files import figure_bytes
-from flatscope_app.cli.app import main
-from flatscope_app.reports.items import read_item
-from flatscope_app.reports.page import page_text
+from flatscope.reports.items import read_item
+from flatscope.reports.page import page_text
+from flatscope.training.populations.population_frame import PopulationFrame
 from flatscope_papers.claims import Answer, Claim, Finding
 from flatscope_papers.study_result import StudyResult
-from flatscope_training.populations.population_frame import PopulationFrame
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *words: object) -> int:

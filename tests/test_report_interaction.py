@@ -11,7 +11,7 @@ from test_report_browser import SIDEWAYS, brightness, browser, made, opened, pyt
 from test_report_landscape import bowl
 from test_report_population import NETWORK_WIDE, population
 
-from flatscope_training.populations.population_frame import PopulationFrame
+from flatscope.training.populations.population_frame import PopulationFrame
 
 N_NETWORKS = 40
 CORRELATIONS = "[...document.querySelectorAll('.correlations tbody tr:not([hidden]) .name')].map(e => e.textContent)"

@@ -16,11 +16,11 @@ from test_report import Page, row, table
 import flatscope as fs
 from flatscope.formatting import percent
 from flatscope.landscapes.surface import Surface
+from flatscope.reports.figures import measured_plots
+from flatscope.reports.items import read_item
+from flatscope.reports.page import page_text, save_figures
+from flatscope.reports.surfaces import HOLE, Scale, height_scale, planes
 from flatscope.table import Table
-from flatscope_app.reports.figures import measured_plots
-from flatscope_app.reports.items import read_item
-from flatscope_app.reports.page import page_text, save_figures
-from flatscope_app.reports.surfaces import HOLE, Scale, height_scale, planes
 
 
 def bowl(space: str = "weights", *, steep: float = 1.0, grid: int = 9, dimensions: int = 2) -> Surface:

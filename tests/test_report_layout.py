@@ -18,7 +18,7 @@ from flatscope.auditing import audit
 from flatscope.comparing.comparison import Comparison
 from flatscope.standing import Standing
 from flatscope.table import Table
-from flatscope_training.populations.population_frame import PopulationFrame
+from flatscope.training.populations.population_frame import PopulationFrame
 
 VIEWS = [(width, scheme) for width in (1400, 768, 390) for scheme in ("light", "dark")]
 NOTHING: dict[str, list[str]] = {check: [] for check in ("collisions", "cut", "outside", "faint", "unnamed")}

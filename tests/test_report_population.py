@@ -13,10 +13,10 @@ from test_report import HOSTILE, Page
 
 from flatscope.errors import InputError
 from flatscope.registry import declarations
-from flatscope_app.reports.items import by_kind
-from flatscope_app.reports.page import page_text, report, save_figures
-from flatscope_app.reports.population_page import summary_sentences
-from flatscope_training.populations.population_frame import (
+from flatscope.reports.items import by_kind
+from flatscope.reports.page import page_text, report, save_figures
+from flatscope.reports.population_page import summary_sentences
+from flatscope.training.populations.population_frame import (
     PopulationFrame,
     base_name,
     colouring,

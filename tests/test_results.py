@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 import flatscope as fs
-from flatscope.results import Result
-from flatscope_training.populations.population_frame import PopulationFrame
+from flatscope.result import Result
+from flatscope.training.populations.population_frame import PopulationFrame
 
 OLD = Path(__file__).parent / "files_of_0_1"
 CLASSES: dict[str, type[Result]] = {

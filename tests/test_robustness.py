@@ -12,7 +12,7 @@ from networks import batchnorm_conv, lenet_like, mlp, residual, sequences, smoot
 from torch import Tensor, nn
 
 import flatscope as fs
-from flatscope.bounds.classical import spread_by_sample
+from flatscope.generalization_bounds.classical import spread_by_sample
 from flatscope.measures.robustness import _noise, errors_under_noise
 from flatscope_papers.theory.input_changes import input_change_bound
 from flatscope_papers.theory.partitions import Grid, NearestCentre, greedy_cover, k_means, partition_robustness

@@ -10,14 +10,14 @@ from networks import mlp, smooth
 from test_interactions import network
 
 import flatscope as fs
-from flatscope.bounds.pac_bayes import (
+from flatscope.errors import InputError
+from flatscope.generalization_bounds.pac_bayes import (
     TheoremConstants,
     flip_constant,
     flip_constant_corrected,
     simplified,
     theorem_1,
 )
-from flatscope.errors import InputError
 from flatscope.measures.interactions import interaction_ratios, relu_chain
 from flatscope_papers.theory.sharpness_lemmas import (
     lemma_1,

@@ -20,8 +20,8 @@ from flatscope.curvature.operators import Hessian
 from flatscope.curvature.symmetric_operator import SymmetricOperator
 from flatscope.errors import InputError, NotApplicable, NumericalWarning, UnknownNameError
 from flatscope.limits import STANDARD, MemoryShare
-from flatscope_app.reports.items import read_item
-from flatscope_app.reports.page import save_figures
+from flatscope.reports.items import read_item
+from flatscope.reports.page import save_figures
 
 
 @pytest.fixture
@@ -379,7 +379,7 @@ def test_a_network_without_curvature() -> None:
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    from flatscope_app.cli import main
+    from flatscope.cli import main
 
     def run(*words: str) -> str:
         monkeypatch.setattr("sys.argv", ["flatscope", "spectrum", "--data", "digits", "--train-size", "60", *words])

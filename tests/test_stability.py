@@ -18,13 +18,14 @@ from test_live import lightning, lightning_training, network, plain_loop, same_b
 from torch import Tensor, nn
 
 import flatscope as fs
-from flatscope import live, stats
-from flatscope.live import Recorder, optimizer_settings
-from flatscope_app.reports.page import page_text
-from flatscope_training.data.loading import load
-from flatscope_training.models import build
-from flatscope_training.stability.sharpness_record import edge_standing
-from flatscope_training.stability.update_rule import UpdateRule
+from flatscope import stats
+from flatscope.inputs.loading import load
+from flatscope.reports.page import page_text
+from flatscope.training import callbacks as live
+from flatscope.training.callbacks import Recorder, optimizer_settings
+from flatscope.training.models import build
+from flatscope.training.stability.sharpness_record import edge_standing
+from flatscope.training.stability.update_rule import UpdateRule
 
 # Measures
 

@@ -8,8 +8,8 @@ from torch import nn
 
 import flatscope as fs
 from flatscope.errors import InputError, UnknownNameError
-from flatscope_training import stacked_measures
-from flatscope_training.stacked_measures import BY_EIGENVALUES, MEASURES
+from flatscope.training import stacked_measures
+from flatscope.training.stacked_measures import BY_EIGENVALUES, MEASURES
 
 torch.set_num_threads(1)
 

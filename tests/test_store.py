@@ -18,10 +18,10 @@ import torch
 from trial_work import write_one
 
 from flatscope.errors import InputError
+from flatscope.training.sweeps import trial_files
+from flatscope.training.sweeps.configuration import from_json, plain, to_json
+from flatscope.training.sweeps.store import DamagedTrial, Store
 from flatscope.version import __version__
-from flatscope_training.sweeps import trial_files
-from flatscope_training.sweeps.configuration import from_json, plain, to_json
-from flatscope_training.sweeps.store import DamagedTrial, Store
 
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 CONFIG: dict[str, Any] = {"x": 5, "train": {"lr": 0.1, "steps": [[80, 0.1]]}, "name": "α"}

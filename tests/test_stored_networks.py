@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from flatscope_training.sweeps import engines
-from flatscope_training.sweeps.store import Store
-from flatscope_training.sweeps.work import stored_problem
+from flatscope.training.sweeps import engines
+from flatscope.training.sweeps.store import Store
+from flatscope.training.sweeps.work import stored_problem
 
 MEASURES = ["hessian_trace", "distance_from_initialization", "margin", "l2_norm", "parameter_count"]
 NETWORK: dict[str, Any] = {
@@ -20,7 +20,7 @@ NETWORK: dict[str, Any] = {
     "init": {"scheme": "xavier_normal", "scale": 2.0},
     "train": {"lr": 0.1, "epochs": 3, "batch_size": 20, "loss": "mse", "seed": 5},
 }
-TRAIN, MEASURE = "flatscope_training.sweeps.work:train_and_measure", "flatscope_training.sweeps.work:measure_stored"
+TRAIN, MEASURE = "flatscope.training.sweeps.work:train_and_measure", "flatscope.training.sweeps.work:measure_stored"
 
 
 def test_measured_later_is_measured_at_once(tmp_path: Path) -> None:

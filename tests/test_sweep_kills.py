@@ -23,10 +23,10 @@ from trial_work import completions, log_of
 
 import flatscope as fs
 from flatscope.errors import Interrupted
+from flatscope.training.loop import train
+from flatscope.training.sweeps.engines import run
+from flatscope.training.sweeps.store import Store
 from flatscope_papers.study_runs import study
-from flatscope_training.loop import train
-from flatscope_training.sweeps.engines import run
-from flatscope_training.sweeps.store import Store
 
 pytestmark = [
     pytest.mark.slow,

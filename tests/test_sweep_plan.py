@@ -11,10 +11,10 @@ import pandas as pd
 import pytest
 from trial_work import completions, log_of
 
+from flatscope.cli import main
 from flatscope.errors import InputError
-from flatscope_app.cli import main
-from flatscope_training.sweeps.configuration import Sweep
-from flatscope_training.sweeps.store import Store
+from flatscope.training.sweeps.configuration import Sweep
+from flatscope.training.sweeps.store import Store
 
 FILE = """
 work = "trial_work:square_or_raise"

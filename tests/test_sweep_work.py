@@ -11,17 +11,17 @@ import pytest
 import torch
 
 from flatscope.errors import InputError
+from flatscope.inputs.loading import load
 from flatscope.measuring import measure
 from flatscope.problem import Problem
-from flatscope_training.checkpoint import TrainConfig
-from flatscope_training.data.loading import load
-from flatscope_training.initialization import initialize
-from flatscope_training.loop import train
-from flatscope_training.made_labels import confusion_set, corrupt_labels
-from flatscope_training.models import build
-from flatscope_training.sweeps.engines import SweepFailed, run
-from flatscope_training.sweeps.store import Store
-from flatscope_training.sweeps.work import table_metrics, train_and_measure
+from flatscope.training.checkpoint import TrainConfig
+from flatscope.training.initialization import initialize
+from flatscope.training.loop import train
+from flatscope.training.made_labels import confusion_set, corrupt_labels
+from flatscope.training.models import build
+from flatscope.training.sweeps.engines import SweepFailed, run
+from flatscope.training.sweeps.store import Store
+from flatscope.training.sweeps.work import table_metrics, train_and_measure
 
 DATA = {"name": "digits", "train_size": 80, "test_size": 40, "seed": 1, "flatten": True}
 TRAIN = {"lr": 0.1, "epochs": 3, "batch_size": 20, "seed": 4}
@@ -111,7 +111,7 @@ def test_models_of_ones_own_and_mistakes(tmp_path: Path) -> None:
     store = Store(tmp_path / "store")
     model = {"name": f"{file}:net", "options": {"width": 5}}
     trials = [config(model={**model, "seed": seed}, measures=["parameter_count"]) for seed in (0, 1)]
-    frame = run([trials], "flatscope_training.sweeps.work:train_and_measure", store, workers=0)
+    frame = run([trials], "flatscope.training.sweeps.work:train_and_measure", store, workers=0)
     assert frame["parameter_count"].tolist() == [64 * 5 + 5 + 50 + 10] * 2
     assert frame["train_loss"].nunique() == 2
     assert frame["model.seed"].tolist() == [0, 1]
@@ -127,7 +127,7 @@ def test_models_of_ones_own_and_mistakes(tmp_path: Path) -> None:
     # A measure that cannot be had costs its own trial, not the one that was trained beside it.
     good, wrong = config(measures=["l2_norm"]), config(measures=["no_such_measure"])
     with pytest.raises(SweepFailed, match="no_such_measure"):
-        run([[wrong, good]], "flatscope_training.sweeps.work:train_and_measure", store, workers=0)
+        run([[wrong, good]], "flatscope.training.sweeps.work:train_and_measure", store, workers=0)
     assert good in store
     assert isinstance(store.read(good).frame("table"), pd.DataFrame)
 
@@ -154,7 +154,7 @@ def test_a_unit_that_is_broken_off_goes_on_from_its_checkpoint(tmp_path: Path, m
     assert not any((tmp_path / "plain" / ".unfinished").iterdir())
     with pytest.raises(BrokenOff):  # too short for a checkpoint
         train_and_measure(trials, store, broken_off_after(5))
-    monkeypatch.setattr("flatscope_training.sweeps.work.CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr("flatscope.training.sweeps.work.CHECKPOINT_SECONDS", 0.0)
     with pytest.raises(BrokenOff):
         train_and_measure(trials, store, broken_off_after(5))
     assert not any(trial in store for trial in trials)
@@ -188,7 +188,7 @@ def test_checkpoints_of_another_version_are_not_gone_on_with(tmp_path: Path, mon
     store = Store(tmp_path / "store")
     with store.unfinished([{"x": 1}]) as folder:
         pass
-    monkeypatch.setattr("flatscope_training.sweeps.store.__version__", "0.0.1")
+    monkeypatch.setattr("flatscope.training.sweeps.store.__version__", "0.0.1")
     with store.unfinished([{"x": 1}]) as other:
         pass
     assert folder is not None

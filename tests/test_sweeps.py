@@ -12,9 +12,9 @@ import pytest
 from trial_work import completions, log_of
 
 from flatscope.errors import InputError
-from flatscope_training.sweeps import board, engines
-from flatscope_training.sweeps.engines import SweepFailed, run
-from flatscope_training.sweeps.store import Store
+from flatscope.training.sweeps import board, engines
+from flatscope.training.sweeps.engines import SweepFailed, run
+from flatscope.training.sweeps.store import Store
 
 
 def configs(n: int, **extra: Any) -> list[dict[str, Any]]:

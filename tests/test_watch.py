@@ -10,15 +10,15 @@ import torch
 from test_cli import Run
 from test_cli import run as run  # a fixture
 
+from flatscope.cli.run_watch import look
 from flatscope.errors import InputError
 from flatscope.files import from_json_bytes, json_bytes
-from flatscope_app.cli.run_watch import look
-from flatscope_training.checkpoint import TrainConfig
-from flatscope_training.data.loading import load
-from flatscope_training.loop import train
-from flatscope_training.population import train_population
-from flatscope_training.sweeps.configuration import Sweep
-from flatscope_training.sweeps.store import Store
+from flatscope.inputs.loading import load
+from flatscope.training.checkpoint import TrainConfig
+from flatscope.training.loop import train
+from flatscope.training.population import train_population
+from flatscope.training.sweeps.configuration import Sweep
+from flatscope.training.sweeps.store import Store
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def test_one_that_goes_on_is_looked_at_again_until_it_is_over(
         seen.append((seconds, 'http-equiv="refresh" content="2"' in page.read_text()))
         state.write_bytes(finished)
 
-    monkeypatch.setattr("flatscope_app.cli.run_watch.time.sleep", wait)
+    monkeypatch.setattr("flatscope.cli.run_watch.time.sleep", wait)
     outcome = run("watch", training, "--every", 2, "--report", page)
     assert outcome.code == 0
     assert seen == [(2.0, True)]

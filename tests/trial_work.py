@@ -14,7 +14,7 @@ from typing import Any
 import pandas as pd
 import torch
 
-from flatscope_training.sweeps.store import Store
+from flatscope.training.sweeps.store import Store
 
 Report = Callable[[float, str], None]
 

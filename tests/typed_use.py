@@ -4,7 +4,7 @@ An ignored error that is none is an error itself, so that a name which is no lon
 """
 
 import flatscope as fs
-import flatscope.bounds.psi as psi_bounds
+import flatscope.generalization_bounds.psi as psi_bounds
 
 
 def both(problem: fs.Problem) -> tuple[fs.Table, fs.Table]:

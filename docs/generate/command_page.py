@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from flatscope_app.cli.commands import command_names, load_command
+from flatscope.cli.commands import command_names, load_command
 
 INTRODUCTION = """# Commands
 

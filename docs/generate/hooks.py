@@ -23,7 +23,7 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 from flatscope.registry import declarations
-from flatscope_app.reports.markup import formula
+from flatscope.reports.markup import formula
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -33,10 +33,10 @@ AT_ROOT = {"CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}
 # Pages that are made of a file: documents link to the file, which is there wherever they are read.
 MADE_OF = AT_ROOT | {
     "benchmarks/RESULTS.md": "benchmarks.md",
-    "src/flatscope_training/benchmarking/leaderboard.parquet": "leaderboard.md",
+    "src/flatscope/training/benchmarking/leaderboard.parquet": "leaderboard.md",
     "docs/networks.json": "networks.md",
     "docs/symmetries/found.json": "symmetries.md",
-    "src/flatscope_app/cli/commands.py": "commands.md",
+    "src/flatscope/cli/commands.py": "commands.md",
 }
 NAME = re.compile(r"(?<![\[`\w])`([a-z][a-z0-9_]*)`(?![`\]])")
 LINK = re.compile(r"(\]\()([^)#\s]+)([^)]*\))")

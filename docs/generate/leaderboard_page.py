@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from flatscope_app.reports.leaderboard_page import TITLES, leaderboard_sentences
-from flatscope_app.reports.page import page_text
-from flatscope_training.benchmarking.leaderboard import Leaderboard, released_leaderboard
-from flatscope_training.benchmarking.scores import SCORES
+from flatscope.reports.leaderboard_page import TITLES, leaderboard_sentences
+from flatscope.reports.page import page_text
+from flatscope.training.benchmarking.leaderboard import Leaderboard, released_leaderboard
+from flatscope.training.benchmarking.scores import SCORES
 
 WHOLE = "leaderboard-page.html"
 FEW = "A few networks, also the measures that take long"

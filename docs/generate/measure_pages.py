@@ -20,7 +20,7 @@ import pandas as pd
 import flatscope as fs
 from flatscope.formatting import options_words, with_error, written
 from flatscope.registry import PAPERS, SYMMETRIES, Declaration, declarations, family_name
-from flatscope_training.benchmarking.leaderboard import Leaderboard, released_leaderboard, score_number
+from flatscope.training.benchmarking.leaderboard import Leaderboard, released_leaderboard, score_number
 
 HERE = Path(__file__).parent
 EXAMPLE = HERE / "example_network.py"

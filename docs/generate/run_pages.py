@@ -102,7 +102,7 @@ def _command(line: str) -> None:
         words = words[words.index("-m") + 1 :]
     if words[0] != "flatscope":
         raise ValueError(f"not a command that a page may use: {line}")
-    from flatscope_app.cli import main
+    from flatscope.cli import main
 
     before = sys.argv
     sys.argv = words

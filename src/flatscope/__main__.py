@@ -1,5 +1,5 @@
 """`python -m flatscope`, for machines where the package is not installed but lies on the path."""
 
-from flatscope.parts import command_line
+from flatscope.cli import main
 
-command_line()()
+main()

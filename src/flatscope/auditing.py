@@ -25,7 +25,7 @@ from flatscope.network.units import Graph
 from flatscope.noise import SEARCH, Readings, changes, excess
 from flatscope.problem import Problem
 from flatscope.registry import Declaration, select
-from flatscope.results import Result, checked_columns, plain
+from flatscope.result import Result, checked_columns, plain
 from flatscope.symmetries.folding import fold_batchnorm, has_batchnorm
 from flatscope.symmetries.scaling import INNER, WAYS, drawn, ways_of
 from flatscope.table import Table

@@ -22,7 +22,7 @@ from flatscope.network.program import Program
 from flatscope.network.tracing import trace
 from flatscope.network.units import Graph, GraphLayer
 from flatscope.problem import Problem
-from flatscope.results import Result, checked_columns, plain
+from flatscope.result import Result, checked_columns, plain
 from flatscope.symmetries.folding import fold_batchnorm, has_batchnorm
 
 COLUMNS = {

@@ -32,7 +32,7 @@ from flatscope.loss import PerSample
 from flatscope.params import Params, named_parameters, norm
 from flatscope.problem import Problem
 from flatscope.progress import progress
-from flatscope.results import DrawnResult
+from flatscope.result import DrawnResult
 from flatscope.symmetries.folding import BatchNorm, fold_batchnorm, has_batchnorm
 
 if TYPE_CHECKING:

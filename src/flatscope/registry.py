@@ -23,7 +23,7 @@ from torch import Tensor
 from flatscope.errors import InputError, UnknownNameError, refuse_unknown
 
 # Packages whose import declares our measures and bounds. They stand on this file, so that only their names are here.
-OWN_FAMILIES = ("flatscope.measures", "flatscope.bounds")
+OWN_FAMILIES = ("flatscope.measures", "flatscope.generalization_bounds")
 SYMMETRIES = {  # in a word, and in some
     "layer_scaling": ("layer", "one layer times c, the next divided by c"),
     "unit_scaling": ("unit", "one unit's incoming weights times c, its outgoing ones divided by c"),

@@ -14,7 +14,7 @@ from flatscope.errors import InputError, UnknownNameError, refuse_unknown
 from flatscope.formatting import labelled, number
 from flatscope.headlines import table_headline
 from flatscope.registry import declarations
-from flatscope.results import Result, checked_columns, columns_of, plain, reading
+from flatscope.result import Result, checked_columns, columns_of, plain, reading
 from flatscope.rows import rows_of, searched_text
 
 COLUMNS: dict[str, str] = {

@@ -27,10 +27,9 @@ KINDS = {
     REMARK: "a number that is told and not judged: not the paper's, unable to fail, or counted elsewhere",
 }
 COUNTED = (IDENTITY, EXPERIMENT, OWN)
-POSITIVE = (sys.float_info.min, math.inf)  # zero is neither more nor less
-NEGATIVE = (-math.inf, -sys.float_info.min)
-
 Range = tuple[float, float]
+POSITIVE: Range = (sys.float_info.min, math.inf)  # zero is neither more nor less
+NEGATIVE: Range = (-math.inf, -sys.float_info.min)
 
 
 @dataclass(frozen=True)

@@ -20,10 +20,10 @@ from torch import Tensor
 from flatscope import InputError
 from flatscope.errors import UnknownNameError
 from flatscope.registry import PAPERS
+from flatscope.training.sweeps.store import Store, Stored
+from flatscope.training.sweeps.work import train_and_measure
 from flatscope_papers.claims import Answer, Claim
 from flatscope_papers.tables import Words, said_by_paper
-from flatscope_training.sweeps.store import Store, Stored
-from flatscope_training.sweeps.work import train_and_measure
 
 SCALES = ("smoke", "small", "paper")
 

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from flatscope.training.sweeps.configuration import key_of
 from flatscope_papers.declaration import Config, Stage
-from flatscope_training.sweeps.configuration import key_of
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from flatscope import FlatscopeError, InputError
+from flatscope.cli.output import check_place, show_error, show_grid, show_note
 from flatscope.errors import DataFileError, UnknownNameError
 from flatscope.formatting import numbered
-from flatscope_app.cli.output import check_place, show_error, show_grid, show_note
 
 if TYPE_CHECKING:
     from flatscope_papers.study_result import StudyResult
@@ -115,7 +115,7 @@ def join(
     others: Annotated[list[str], typer.Argument(help="Stores of other machines, which stay as they are.")],
 ) -> None:
     """Join stores of several machines: every trial that one of them has, and the first does not."""
-    from flatscope_training.sweeps.store import Store
+    from flatscope.training.sweeps.store import Store
 
     for other in others:
         if not Path(other).is_dir():

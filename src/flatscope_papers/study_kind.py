@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from flatscope_app.reports.kinds import Kind
-from flatscope_app.reports.markup import Colours, Part
+from flatscope.reports.kinds import Kind
+from flatscope.reports.markup import Colours, Part
 
 
 def _is_study(item: object) -> bool:

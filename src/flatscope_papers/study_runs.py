@@ -18,18 +18,17 @@ from matplotlib.figure import Figure
 
 from flatscope import FlatscopeError, InputError, __version__
 from flatscope.files import figure_bytes
+from flatscope.inputs.loading import available
 from flatscope.inspection import usable_device
+from flatscope.training.sweeps import engines
+from flatscope.training.sweeps.store import Store
 from flatscope_papers.claims import judge
 from flatscope_papers.declaration import Analysis, Runs, Stage, Study, check_scale, name_of
-from flatscope_papers.former_names import take_over
 from flatscope_papers.kept_tables import KeptTables
 from flatscope_papers.known_studies import find_study
 from flatscope_papers.one_by_one import steps
 from flatscope_papers.reasons import with_reasons
 from flatscope_papers.study_result import StudyResult
-from flatscope_training.data.loading import available
-from flatscope_training.sweeps import engines
-from flatscope_training.sweeps.store import Store
 
 STORE_VARIABLE = "FLATSCOPE_STORE"
 DPI = 110  # small files: a page shows some fifty of them
@@ -79,8 +78,6 @@ def study(
     if workers is None and alone and engine == "local":
         workers = 0  # trials of a smoke run take less time than a process does to start, and a GPU is given to one
     stages = [_placed(stage, str(place)) for stage in declared.stages(scale)]
-    for stage in stages:
-        take_over(stage.configs, kept)
     configs = [config for stage in stages for config in stage.configs]
     tables = KeptTables(kept.root)
     missing = sum(config not in kept for config in configs)

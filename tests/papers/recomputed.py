@@ -19,7 +19,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-RESULTS = Path(__file__).parents[2] / "results"
+RESULTS = Path(__file__).parents[2] / "src" / "flatscope_papers" / "results"
 DRAWS = 200
 Table = pd.DataFrame
 Statistic = Callable[[Table], float]

@@ -15,12 +15,12 @@ import pytest
 import torch
 from typer.testing import CliRunner, Result
 
+from flatscope.cli.app import app
 from flatscope.errors import InputError, UnknownNameError
-from flatscope_app.cli.app import app
+from flatscope.training.sweeps.store import Store
 from flatscope_papers import studies, study_commands
 from flatscope_papers.claims import COUNTED
 from flatscope_papers.study_result import StudyResult
-from flatscope_training.sweeps.store import Store
 
 RUNNER = CliRunner()
 STUDY = "petzka2019-ridge"

@@ -11,14 +11,14 @@ import torch
 from torch.nn import functional
 
 import flatscope as fs
+from flatscope.inputs.loading import load
+from flatscope.training.initialization import initialize
+from flatscope.training.loop import evaluate
+from flatscope.training.models import build
+from flatscope.training.population import PopulationView
+from flatscope.training.sweeps.store import Store
 from flatscope_papers.petzka2019 import followed_networks
 from flatscope_papers.petzka2019.followed_networks import moved_by_rewriting, train_and_follow
-from flatscope_training.data.loading import load
-from flatscope_training.initialization import initialize
-from flatscope_training.loop import evaluate
-from flatscope_training.models import build
-from flatscope_training.population import PopulationView
-from flatscope_training.sweeps.store import Store
 
 DATA = {"name": "flatscope_papers.smoke_data:digits_as_cifar10", "train_size": 60, "test_size": 30}
 

@@ -14,12 +14,12 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from flatscope.cli.app import app
 from flatscope.errors import InputError
-from flatscope_app.cli.app import app
+from flatscope.training.sweeps.store import Store
 from flatscope_papers import find_study, study
 from flatscope_papers.declaration import Stage
 from flatscope_papers.one_by_one import steps
-from flatscope_training.sweeps.store import Store
 
 NAME = "zhang2017-table1"
 RUNNER = CliRunner()
@@ -72,7 +72,7 @@ def test_every_trial_of_a_study_is_run_once_and_after_what_it_looks_at(name: str
 
 KILLED = """
 import os, signal, sys
-from flatscope_training.sweeps.store import Store
+from flatscope.training.sweeps.store import Store
 write, left = Store.write, [int(sys.argv[2])]
 
 def writing(self, *args, **given):

@@ -13,13 +13,13 @@ from test_report_browser import SIDEWAYS, browser, opened  # noqa: F401  the bro
 from test_report_browser import pytestmark as in_browser
 
 from flatscope.registry import PAPERS
-from flatscope_app.reports.page import report
+from flatscope.reports.page import report
 from flatscope_papers import studies
 from flatscope_papers.pages.section import address
 from flatscope_papers.reproduction import latest, load_results
 from flatscope_papers.study_result import StudyResult
 
-RESULTS = load_results(Path(__file__).parents[2] / "results")
+RESULTS = load_results(Path(__file__).parents[2] / "src" / "flatscope_papers" / "results")
 SHOWN = "[...document.querySelectorAll('article.study:not([hidden])')].map(e => e.dataset.paper)"
 CLAIMS = (
     "[...document.querySelectorAll('article.study:not([hidden]) tr[data-verdict]:not([hidden])')]"

@@ -17,7 +17,7 @@ from flatscope_papers.reproduction import latest, load_results
 from flatscope_papers.study_result import StudyResult
 
 ROOT = Path(__file__).parents[2]
-RESULTS = load_results(ROOT / "results")
+RESULTS = load_results(ROOT / "src" / "flatscope_papers" / "results")
 SAVED = [result for by_scale in RESULTS.values() for result in by_scale.values()]
 by_result = pytest.mark.parametrize("result", SAVED, ids=lambda result: f"{result.name}-{result.scale}")
 
@@ -58,7 +58,7 @@ def test_claims_and_verdicts_are_those_of_the_declaration(result: StudyResult) -
 
 @by_result
 def test_files_are_small(result: StudyResult) -> None:
-    for path in (ROOT / "results" / result.name / result.scale).iterdir():
+    for path in (ROOT / "src" / "flatscope_papers" / "results" / result.name / result.scale).iterdir():
         assert path.stat().st_size < 1_000_000, path
 
 

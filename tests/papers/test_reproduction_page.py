@@ -33,7 +33,7 @@ from flatscope_papers.study_result import StudyResult
 from flatscope_papers.tables import paper_words
 
 NAME = "zhang2017-fig1"
-RESULTS = Path(__file__).parents[2] / "results"
+RESULTS = Path(__file__).parents[2] / "src" / "flatscope_papers" / "results"
 FACTS = {"seconds": 12.5, "device": "a CPU", "date": "2026-01-01", "command": "x"}
 
 

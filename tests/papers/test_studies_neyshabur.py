@@ -14,7 +14,11 @@ import pytest
 import torch
 
 import flatscope as fs
+from flatscope.inputs.loading import load
 from flatscope.measures.interactions import relu_chain
+from flatscope.training.made_labels import confusion_set
+from flatscope.training.models import build
+from flatscope.training.sweeps.store import Store
 from flatscope_papers import find_study, intervals, study
 from flatscope_papers.claims import CONTRADICTED, HOLDS, INCONCLUSIVE, NOT_JUDGED, UNTESTABLE, Answer, judge
 from flatscope_papers.neyshabur2017.complexity import (
@@ -39,10 +43,6 @@ from flatscope_papers.neyshabur2017.noisy_networks import found as noise_found
 from flatscope_papers.neyshabur2017.overlap import histograms, in_common, overlap
 from flatscope_papers.neyshabur2017.true_and_random_labels import mean_growth, most_pronounced, same_order
 from flatscope_papers.neyshabur2017.width import change
-from flatscope_training.data.loading import load
-from flatscope_training.made_labels import confusion_set
-from flatscope_training.models import build
-from flatscope_training.sweeps.store import Store
 
 CLAIMS_1, CLAIMS_3, CLAIMS_4, CLAIMS_5, CLAIMS_6, CLAIMS_7 = (
     find_study(f"neyshabur2017-fig{number}").claims for number in (1, 3, 4, 5, 6, 7)

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import flatscope as fs
+from flatscope.training.models import build
 from flatscope_papers import find_study, intervals, study
 from flatscope_papers.claims import CONTRADICTED, HOLDS, NOT_JUDGED, judge
 from flatscope_papers.petzka2019.mnist import EVERY_LAYER, PER_NETWORK, kappa_of_table, lead_found
@@ -25,7 +26,6 @@ from flatscope_papers.petzka2019.regressions import (
     summed,
 )
 from flatscope_papers.petzka2019.table1 import MEASURES, OF_HESSIAN, OF_LAYERS, changes, found, weights_alone
-from flatscope_training.models import build
 
 NAMES = ["fig1", "fig2", "fig3", "fig4", "fig5", "fig6", "ridge", "feature-robustness", "table1"]
 

@@ -14,8 +14,9 @@ import pytest
 import torch
 
 import flatscope as fs
-from flatscope.bounds.psi import pac_bayes_gap
+from flatscope.generalization_bounds.psi import pac_bayes_gap
 from flatscope.symmetries.basis_paths import BasisPaths
+from flatscope.training.models import build
 from flatscope_papers import find_study, studies, study
 from flatscope_papers.claims import CONTRADICTED, EXPERIMENT, HOLDS, INCONCLUSIVE, NOT_JUDGED, UNTESTABLE, Answer, judge
 from flatscope_papers.yi2019.balance import EPSILON, balance_found
@@ -24,7 +25,6 @@ from flatscope_papers.yi2019.invariance import ALPHAS, OF_PATHS, OF_WEIGHTS, cha
 from flatscope_papers.yi2019.path_counts import figure_1_error, found, with_at_most_one
 from flatscope_papers.yi2019.path_space_bound import DELTA, SIGMAS, divergence, pac_found
 from flatscope_papers.yi2019.surfaces_by_batch import compared, median_rise, related, stages
-from flatscope_training.models import build
 
 NAMES = ["fig3", "invariance", "balance", "pac-bayes", "simulated-bound", "basis-paths", "radius"]
 

@@ -12,6 +12,9 @@ import pandas as pd
 import pytest
 import torch
 
+from flatscope.training.models import build
+from flatscope.training.sweeps.work import builder_of, trial_of
+from flatscope.training.trials import build_model, read_trials
 from flatscope_papers import find_study, intervals, study
 from flatscope_papers.claims import CONTRADICTED, EXPERIMENT, HOLDS, NOT_JUDGED, Answer, Claim, judge
 from flatscope_papers.theory.polynomial_operator import BinaryTree
@@ -30,9 +33,6 @@ from flatscope_papers.zhang2017.norms_during_training import STARTS, compared, n
 from flatscope_papers.zhang2017.perturbed import GAMMAS, robustness_estimates
 from flatscope_papers.zhang2017.potential_chains import MAPS
 from flatscope_papers.zhang2017.three_points import LAMBDAS, harder, plateaus, regions
-from flatscope_training.models import build
-from flatscope_training.sweeps.work import builder_of, trial_of
-from flatscope_training.trials import build_model, read_trials
 
 NAMES = [
     "statements",

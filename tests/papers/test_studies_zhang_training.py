@@ -13,6 +13,8 @@ import pandas as pd
 import pytest
 import torch
 
+from flatscope.training.models import build
+from flatscope.training.stacked_layers import StackedNetwork
 from flatscope_papers import find_study, study
 from flatscope_papers.claims import (
     CONTRADICTED,
@@ -47,8 +49,6 @@ from flatscope_papers.zhang2017.errors_by_width import (
     width_found,
 )
 from flatscope_papers.zhang2017.polynomial_networks import overhead, similar_found
-from flatscope_training.models import build
-from flatscope_training.stacked_layers import StackedNetwork
 
 NAMES = ["fig1", "fig2", "fig3", "fig4", "fig6", "fig13", "fig14", "fig15", "fig21", "fig22", "fig23", "fig24"]
 W, SEEDS = 1_000, 3

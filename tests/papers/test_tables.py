@@ -13,16 +13,15 @@ import pandas as pd
 import pytest
 
 from flatscope.errors import InputError
+from flatscope.inputs.data_set import Raw
+from flatscope.inputs.loading import load
+from flatscope.training.sweeps.store import Store
 from flatscope_papers import studies
 from flatscope_papers.claims import NEGATIVE
 from flatscope_papers.declaration import Config, Measured, each_trial, name_of
-from flatscope_papers.former_names import take_over, with_former_names
 from flatscope_papers.known_studies import FOLDERS
 from flatscope_papers.smoke_data import digits_as_cifar10, digits_as_mnist
 from flatscope_papers.tables import words_of
-from flatscope_training.data.data_set import Raw
-from flatscope_training.data.loading import load
-from flatscope_training.sweeps.store import Store
 
 FILE = """
 [texts]
@@ -112,21 +111,6 @@ def test_a_function_of_one_trial_does_a_unit() -> None:
     assert store.read(configs[1]).frame("rows")["x"].tolist() == [3]
     assert heard == [(0.5, "adding"), (1.0, "adding")]
     assert name_of(add) == f"{__name__}:add"
-
-
-def test_what_the_first_version_stored_is_taken_over() -> None:
-    store = Store("memory://former_names")
-    config = {
-        "networks": [{"model": {"name": "flatscope_papers.zhang2017.all_conv_networks:polynomial_all_conv"}}],
-        "seed": 1,
-    }
-    former = with_former_names(config)
-    assert former["networks"][0]["model"]["name"] == "flatscope.studies.zhang2017_networks:polynomial_all_conv"
-    store.write(former, {"loss": 0.5}, frames={"history": pd.DataFrame({"epoch": [1]})})
-    take_over([config, {"seed": 2}], store)
-    assert store.read(config).metrics == {"loss": 0.5}
-    assert store.read(config).frame("history")["epoch"].tolist() == [1]
-    assert {"seed": 2} not in store
 
 
 @pytest.mark.parametrize("function", [digits_as_mnist, digits_as_cifar10])

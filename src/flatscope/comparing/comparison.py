@@ -29,7 +29,7 @@ from flatscope.comparing.verdicts import (
 )
 from flatscope.errors import InputError, NotApplicable, UnknownNameError
 from flatscope.formatting import number
-from flatscope.results import MOST_LINES, Result, plain, reading
+from flatscope.result import MOST_LINES, Result, plain, reading
 from flatscope.standing import Standing
 from flatscope.table import Table
 

@@ -18,7 +18,7 @@ from flatscope.disk import read_file, write_whole
 from flatscope.errors import InputError, refuse_unknown, refuse_unless_whole
 from flatscope.files import from_json_bytes, json_bytes
 from flatscope.formatting import number
-from flatscope.results import reading
+from flatscope.result import reading
 
 TIE = 0.01  # of the smallest rise that counts: the most that all steps together may weigh against it
 

@@ -20,7 +20,7 @@ from flatscope.formatting import number, numbered
 from flatscope.guards import own_settings
 from flatscope.params import Params
 from flatscope.problem import Problem
-from flatscope.results import reading
+from flatscope.result import reading
 from flatscope.tensor_files import read_tensors, tensor_bytes
 
 MATRICES = ("hessian", "gauss_newton", "empirical_fisher")

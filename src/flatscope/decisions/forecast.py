@@ -24,7 +24,7 @@ from flatscope.guards import own_settings
 from flatscope.params import Params, norm, plain_names, tied_names
 from flatscope.problem import Problem
 from flatscope.progress import progress
-from flatscope.results import DrawnResult, checked_columns, columns_of, plain
+from flatscope.result import DrawnResult, checked_columns, columns_of, plain
 from flatscope.samples import cut
 from flatscope.stopping import out_of_time
 

@@ -16,7 +16,7 @@ from flatscope.decisions.applying import Rounded, apply_allocation
 from flatscope.errors import InputError
 from flatscope.formatting import number, numbered
 from flatscope.problem import Problem
-from flatscope.results import DrawnResult, checked_columns, plain
+from flatscope.result import DrawnResult, checked_columns, plain
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -28,7 +28,7 @@ from flatscope.params import norm
 from flatscope.problem import Problem
 from flatscope.progress import progress
 from flatscope.registry import Value
-from flatscope.results import columns_of
+from flatscope.result import columns_of
 from flatscope.stopping import out_of_time
 
 STEP_BYTES = 2**28  # of the changes that are held at once

@@ -15,7 +15,7 @@ from torch import Tensor
 from flatscope.errors import InputError
 from flatscope.files import Arrays
 from flatscope.formatting import number
-from flatscope.results import DrawnResult
+from flatscope.result import DrawnResult
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -17,7 +17,7 @@ from flatscope.curvature import brackets
 from flatscope.errors import InputError
 from flatscope.formatting import number
 from flatscope.noise import checked_confidence, wilson
-from flatscope.results import DrawnResult, checked_columns
+from flatscope.result import DrawnResult, checked_columns
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -12,7 +12,7 @@ from torch import Tensor
 from flatscope.files import Arrays
 from flatscope.formatting import number
 from flatscope.params import Params
-from flatscope.results import DrawnResult, Result, checked_columns
+from flatscope.result import DrawnResult, Result, checked_columns
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

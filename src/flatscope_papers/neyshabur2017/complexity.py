@@ -18,13 +18,13 @@ from matplotlib.figure import Figure
 from flatscope import Context, Problem, fold_batchnorm, measure
 from flatscope.errors import NotApplicable
 from flatscope.samples import parts_of
+from flatscope.training.sweeps.store import Store
+from flatscope.training.sweeps.work import stored_problem
 from flatscope_papers import intervals
 from flatscope_papers.claims import Answer
 from flatscope_papers.curves import bars, lines
 from flatscope_papers.declaration import Config, Measured, Runs, Stage, each_trial
 from flatscope_papers.neyshabur2017.bi_criteria import NoiseLevel, bi_criteria, kl_at_sharpness, read_off
-from flatscope_training.sweeps.store import Store
-from flatscope_training.sweeps.work import stored_problem
 
 NORMS = {
     "l2_norm": "ℓ2 norm",

@@ -22,10 +22,10 @@ from flatscope.measures.interactions import (
     relu_chain,
     steepest,
 )
+from flatscope.training.sweeps.store import Store
+from flatscope.training.sweeps.work import stored_problem
 from flatscope_papers.declaration import Config, Measured, Runs, Stage, each_trial
 from flatscope_papers.tables import grid
-from flatscope_training.sweeps.store import Store
-from flatscope_training.sweeps.work import stored_problem
 
 WEIGHTS = {"initial": "random initialization", "learned": "learned weights"}
 HIDDEN_LAYERS = 10

@@ -14,15 +14,15 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from flatscope import Context, Problem, measure, rescale
-from flatscope.bounds.pac_bayes import TheoremConstants, flip_constant, simplified, theorem_1
+from flatscope.generalization_bounds.pac_bayes import TheoremConstants, flip_constant, simplified, theorem_1
 from flatscope.measures.interactions import ReluChain, relu_chain
+from flatscope.training.sweeps.store import Store
+from flatscope.training.sweeps.work import stored_problem, train_and_measure
 from flatscope_papers import intervals
 from flatscope_papers.claims import Answer
 from flatscope_papers.declaration import Analysis, Config, Measured, Runs, Stage, each_trial, study
 from flatscope_papers.tables import grid
 from flatscope_papers.theory.sharpness_lemmas import perturbed
-from flatscope_training.sweeps.store import Store
-from flatscope_training.sweeps.work import stored_problem, train_and_measure
 
 SIZES = grid(__name__)
 SHARES = (0.01, 0.1, 0.5)  # of a layer's root mean square weight: the noise on it

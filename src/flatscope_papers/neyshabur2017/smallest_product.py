@@ -10,12 +10,12 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from flatscope import Problem, measure
+from flatscope.training.models import build
+from flatscope.training.sweeps.store import Store
 from flatscope_papers import intervals
 from flatscope_papers.claims import Answer
 from flatscope_papers.declaration import Analysis, Config, Measured, Runs, Stage, each_trial, study
 from flatscope_papers.tables import grid
-from flatscope_training.models import build
-from flatscope_training.sweeps.store import Store
 
 SIZES = grid(__name__)
 WIDTHS = (4, 6, 5, 3)

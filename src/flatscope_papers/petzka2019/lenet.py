@@ -21,11 +21,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from flatscope.inputs.loading import Data, load
 from flatscope_papers.declaration import Runs, Stage
 from flatscope_papers.petzka2019.followed_networks import train_and_follow
 from flatscope_papers.petzka2019.stop_rules import Rule
 from flatscope_papers.tables import grid
-from flatscope_training.data.loading import Data, load
 
 RULES = (Rule("train_loss", 0.1), Rule("train_loss", 0.01), Rule("gradient", 1e-5))
 LOOK_BELOW = (1.0, 0.5, 0.3, 0.2, 0.1, 0.03, 0.01)  # mean of the mini-batch losses of an epoch

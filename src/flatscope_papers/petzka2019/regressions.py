@@ -13,13 +13,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from flatscope import Context, Problem, measure
+from flatscope.inputs.loading import load
+from flatscope.training.made_labels import corrupt_labels
+from flatscope.training.sweeps.store import Store
 from flatscope_papers import intervals
 from flatscope_papers.claims import Answer
 from flatscope_papers.declaration import Analysis, Config, Measured, Runs, Stage, each_trial, study
 from flatscope_papers.tables import grid
-from flatscope_training.data.loading import load
-from flatscope_training.made_labels import corrupt_labels
-from flatscope_training.sweeps.store import Store
 
 SampleLoss = Callable[[Tensor, Tensor], Tensor]
 SIZES = grid(__name__)

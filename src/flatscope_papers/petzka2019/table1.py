@@ -13,12 +13,12 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from flatscope import Problem, measure, rescale
+from flatscope.training.sweeps.store import Store
+from flatscope.training.sweeps.work import stored_problem
 from flatscope_papers import intervals
 from flatscope_papers.claims import Answer
 from flatscope_papers.declaration import Analysis, Config, Measured, Runs, Stage, each_trial, study
 from flatscope_papers.tables import grid
-from flatscope_training.sweeps.store import Store
-from flatscope_training.sweeps.work import stored_problem
 
 OF_HESSIAN = {"layer_max_eigenvalue": "λ_max", "layer_trace": "Tr"}
 OF_LAYERS = {

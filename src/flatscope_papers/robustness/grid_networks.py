@@ -13,10 +13,10 @@ import torch
 
 from flatscope import Problem, measure, rescale
 from flatscope.registry import declarations
+from flatscope.training.sweeps.store import Store
+from flatscope.training.sweeps.work import stored_problem
 from flatscope_papers.declaration import Config, Measured, Runs, Stage, each_trial
 from flatscope_papers.tables import grid
-from flatscope_training.sweeps.store import Store
-from flatscope_training.sweeps.work import stored_problem
 
 SETTINGS = ("batch_size", "lr", "width", "depth", "init_scale", "label_noise")
 # One row per measure: of those that give several, one value of the option. Eigenvalues need not be finer than ranks.

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from flatscope import Context
-from flatscope.bounds.classical import input_vectors, spread_by_sample
 from flatscope.errors import InputError, NotApplicable
+from flatscope.generalization_bounds.classical import input_vectors, spread_by_sample
 
 
 class Partition(Protocol):

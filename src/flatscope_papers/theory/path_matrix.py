@@ -11,8 +11,8 @@ import math
 import torch
 from torch import Tensor
 
-from flatscope.bounds.psi import PathSpread
 from flatscope.errors import NotApplicable
+from flatscope.generalization_bounds.psi import PathSpread
 from flatscope.network.units import Graph
 from flatscope.params import Params
 from flatscope.symmetries.basis_paths import PathCoordinates

@@ -15,16 +15,16 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from flatscope import BasisPaths, bounds, measure
-from flatscope.bounds.psi import PathSpread, psi_of
+from flatscope.generalization_bounds.psi import PathSpread, psi_of
+from flatscope.training.loop import evaluate
+from flatscope.training.sweeps.store import Store
+from flatscope.training.sweeps.work import stored_problem
 from flatscope_papers import intervals
 from flatscope_papers.claims import Answer
 from flatscope_papers.declaration import Analysis, Config, Measured, Runs, Stage, each_trial, study
 from flatscope_papers.stratified import within
 from flatscope_papers.tables import grid
 from flatscope_papers.yi2019.digit_networks import RULE, in_double, network, samples_of, train_above_a_floor
-from flatscope_training.loop import evaluate
-from flatscope_training.sweeps.store import Store
-from flatscope_training.sweeps.work import stored_problem
 
 FLATNESSES = ("psi_epsilon", "psi_expected", "psi_trace")
 THEOREMS = ("psi_theorem_5_1", "psi_theorem_5_1_corrected")

@@ -10,12 +10,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from flatscope import Problem
+from flatscope.inputs.loading import load
+from flatscope.training.loop import evaluate
+from flatscope.training.sweeps.store import Store
+from flatscope.training.sweeps.work import builder_of, trial_of
+from flatscope.training.trials import build_model, read_trials
 from flatscope_papers.declaration import Config, Measured, each_trial
-from flatscope_training.data.loading import load
-from flatscope_training.loop import evaluate
-from flatscope_training.sweeps.store import Store
-from flatscope_training.sweeps.work import builder_of, trial_of
-from flatscope_training.trials import build_model, read_trials
 
 RULE = "cyclic"
 

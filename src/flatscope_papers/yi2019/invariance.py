@@ -13,14 +13,14 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from flatscope import Problem, measure, rescale
+from flatscope.training.loop import evaluate
+from flatscope.training.sweeps.store import Store
+from flatscope.training.sweeps.work import stored_problem
 from flatscope_papers import intervals
 from flatscope_papers.claims import Answer
 from flatscope_papers.declaration import Analysis, Config, Measured, Runs, Stage, each_trial, study
 from flatscope_papers.tables import grid
 from flatscope_papers.theory.rewritten_networks import shrink_layer
-from flatscope_training.loop import evaluate
-from flatscope_training.sweeps.store import Store
-from flatscope_training.sweeps.work import stored_problem
 
 OF_WEIGHTS = {"epsilon_flatness": "ε", "hessian_trace": "trace", "expected_flatness": "expected"}
 OF_PATHS = {"psi_epsilon": "PSI-ε", "psi_trace": "PSI-trace", "psi_expected": "PSI-expected"}

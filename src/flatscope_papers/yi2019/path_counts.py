@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from flatscope import BasisPaths
 from flatscope.params import Params, named_parameters
+from flatscope.training.sweeps.store import Store
 from flatscope_papers import intervals
 from flatscope_papers.claims import Answer
 from flatscope_papers.declaration import Analysis, Config, Measured, Runs, Stage, each_trial, study
@@ -26,7 +27,6 @@ from flatscope_papers.theory.path_matrix import (
     path_sum,
     path_values,
 )
-from flatscope_training.sweeps.store import Store
 
 SIZES = grid(__name__)
 

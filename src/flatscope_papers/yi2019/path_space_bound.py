@@ -11,15 +11,15 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from flatscope import BasisPaths, Problem
-from flatscope.bounds.psi import pac_bayes_gap
+from flatscope.generalization_bounds.psi import pac_bayes_gap
+from flatscope.training.loop import evaluate
+from flatscope.training.sweeps.store import Store
+from flatscope.training.sweeps.work import stored_problem
 from flatscope_papers import intervals
 from flatscope_papers.claims import Answer
 from flatscope_papers.declaration import Analysis, Config, Measured, Runs, Stage, each_trial, study
 from flatscope_papers.tables import grid
 from flatscope_papers.yi2019.digit_networks import RULE, samples_of
-from flatscope_training.loop import evaluate
-from flatscope_training.sweeps.store import Store
-from flatscope_training.sweeps.work import stored_problem
 
 DELTA = 0.05
 SIGMAS = tuple(10.0**k for k in (-3, -2.5, -2, -1.5, -1, -0.5, 0, 0.5))

@@ -13,14 +13,14 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from flatscope import BasisPaths, train_population
-from flatscope.bounds.psi import pac_bayes_gap
+from flatscope.generalization_bounds.psi import pac_bayes_gap
+from flatscope.training.loop import evaluate
 from flatscope_papers import intervals
 from flatscope_papers.claims import Answer
 from flatscope_papers.declaration import Analysis, Config, Measured, Runs, Stage, each_trial, study
 from flatscope_papers.tables import grid
 from flatscope_papers.yi2019.digit_networks import RULE
 from flatscope_papers.yi2019.path_space_bound import DELTA, divergence
-from flatscope_training.loop import evaluate
 
 CLASSES, FEATURES, HIDDEN = 4, 8, 8
 TEST = 20_000

@@ -20,13 +20,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from flatscope.inputs.data_set import Raw
+from flatscope.inputs.loading import load
+from flatscope.training.models import all_conv, build
 from flatscope_papers.declaration import Runs, Stage, name_of
 from flatscope_papers.smoke_data import ten_classes
 from flatscope_papers.tables import grid
 from flatscope_papers.theory.polynomial import PolynomialActivation
-from flatscope_training.data.data_set import Raw
-from flatscope_training.data.loading import load
-from flatscope_training.models import all_conv, build
 
 POOL = 8_000
 SIZES = grid(__name__)

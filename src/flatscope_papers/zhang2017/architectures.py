@@ -10,11 +10,11 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
+from flatscope.training.models import build
 from flatscope_papers import intervals
 from flatscope_papers.claims import Answer
 from flatscope_papers.declaration import Analysis, Runs, Stage, study
 from flatscope_papers.tables import grid
-from flatscope_training.models import build
 
 # Name in the paper, parameters, test accuracy in per cent.
 NETWORKS = {

@@ -19,16 +19,16 @@ from sklearn.neighbors import KNeighborsClassifier
 from torch.nn import functional
 
 from flatscope import SGLD, Table
+from flatscope.inputs.loading import load
+from flatscope.training.loop import evaluate
+from flatscope.training.models import build
+from flatscope.training.sweeps.store import Store
+from flatscope.training.sweeps.work import stored_problem, tables_of, train_and_measure
 from flatscope_papers import intervals
 from flatscope_papers.claims import Answer
 from flatscope_papers.declaration import Analysis, Config, Measured, Runs, Stage, each_trial, study
 from flatscope_papers.stratified import within
 from flatscope_papers.tables import grid
-from flatscope_training.data.loading import load
-from flatscope_training.loop import evaluate
-from flatscope_training.models import build
-from flatscope_training.sweeps.store import Store
-from flatscope_training.sweeps.work import stored_problem, tables_of, train_and_measure
 
 SIZES = grid(__name__)
 TEST_SIZE = 360

@@ -17,6 +17,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from flatscope.stats import wilson
+from flatscope.training.sweeps.store import Stored
 from flatscope_papers import intervals
 from flatscope_papers.claims import Answer
 from flatscope_papers.declaration import Analysis, Runs, Stage, study
@@ -29,7 +30,6 @@ from flatscope_papers.zhang2017.potential_chains import (
     potential_of,
     run_potential,
 )
-from flatscope_training.sweeps.store import Stored
 
 DIMENSIONS = (1, 2, 3, 4, 5)
 TOLERANCE = 0.02

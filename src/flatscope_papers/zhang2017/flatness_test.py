@@ -13,12 +13,12 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
+from flatscope.training.sweeps.work import measure_stored
 from flatscope_papers import intervals
 from flatscope_papers.claims import Answer
 from flatscope_papers.declaration import Analysis, Runs, Stage, study
 from flatscope_papers.tables import grid
 from flatscope_papers.zhang2017.minima import COLOURS, LABELS, TITLES, minima
-from flatscope_training.sweeps.work import measure_stored
 
 SETS, MOVED, OBJECTIVES = ("mnist", "cifar"), ("all", "top"), ("loss", "error")
 WORDS = {"all": "all parameters", "top": "top layer"}

@@ -13,6 +13,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from flatscope import SGLD
+from flatscope.inputs.loading import load
+from flatscope.training.models import build
+from flatscope.training.sweeps.store import Store
 from flatscope_papers import intervals
 from flatscope_papers.claims import Answer
 from flatscope_papers.declaration import Analysis, Config, Measured, Runs, Stage, each_trial, study
@@ -22,9 +25,6 @@ from flatscope_papers.theory.linear import robust_hinge
 from flatscope_papers.theory.linear_dynamics import mode_times, residual_norm
 from flatscope_papers.theory.loss_responses import loss_responses, relative_factors
 from flatscope_papers.theory.robust_weights import robust_loss
-from flatscope_training.data.loading import load
-from flatscope_training.models import build
-from flatscope_training.sweeps.store import Store
 
 SIZES = grid(__name__)
 LOSS, SETTLING = 0.02, 300  # training loss at which networks are compared, and the most epochs until there

@@ -10,12 +10,12 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from flatscope import Context
+from flatscope.training.sweeps.store import Store
+from flatscope.training.sweeps.work import stored_problem
 from flatscope_papers import intervals
 from flatscope_papers.declaration import Analysis, Config, Measured, Runs, Stage, each_trial, study
 from flatscope_papers.tables import grid
 from flatscope_papers.theory.mini_batch_noise import noise_at
-from flatscope_training.sweeps.store import Store
-from flatscope_training.sweeps.work import stored_problem
 
 PRINTED_ERROR = 0.000965
 SHOWN = 8  # components in the figure

@@ -20,17 +20,17 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from flatscope import Context, train_population
+from flatscope.inputs.loading import load
 from flatscope.inspection import usable_device
+from flatscope.training.population import PopulationView
+from flatscope.training.sweeps.store import Store
+from flatscope.training.sweeps.work import builder_of, trial_of
 from flatscope_papers import curves, intervals
 from flatscope_papers.claims import Answer
 from flatscope_papers.declaration import Analysis, Runs, Stage, study
 from flatscope_papers.tables import grid
 from flatscope_papers.zhang2017.fitting import FITTED
 from flatscope_papers.zhang2017.minima import COLOURS, LABELS
-from flatscope_training.data.loading import load
-from flatscope_training.population import PopulationView
-from flatscope_training.sweeps.store import Store
-from flatscope_training.sweeps.work import builder_of, trial_of
 
 Report = Callable[[float, str], None]
 STARTS = (1, 10)

@@ -10,14 +10,14 @@ import pandas as pd
 import torch
 from matplotlib.figure import Figure
 
+from flatscope.inputs.loading import load
+from flatscope.training.sweeps.store import Store
+from flatscope.training.sweeps.work import measure_stored
 from flatscope_papers import curves, intervals
 from flatscope_papers.claims import Answer
 from flatscope_papers.declaration import Analysis, Config, Measured, Runs, Stage, each_trial, study
 from flatscope_papers.tables import grid
 from flatscope_papers.zhang2017.minima import COLOURS, LABELS, SIZES, TITLES, minima
-from flatscope_training.data.loading import load
-from flatscope_training.sweeps.store import Store
-from flatscope_training.sweeps.work import measure_stored
 
 SHOWN = (0.0, 0.1, 0.2, 0.5, 1.0, 2.0)
 GAMMAS = (0.0, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0)

@@ -14,6 +14,7 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
+from flatscope.training.models import build
 from flatscope_papers import curves, intervals
 from flatscope_papers.claims import Answer
 from flatscope_papers.declaration import Analysis, Runs, Stage, study
@@ -21,7 +22,6 @@ from flatscope_papers.theory.polynomial import PolynomialActivation, polynomial_
 from flatscope_papers.zhang2017.all_conv_networks import SIZES, ends, histories, stage
 from flatscope_papers.zhang2017.errors_by_size import against_size, curve_found, natural_table, random_table
 from flatscope_papers.zhang2017.errors_by_width import width_table
-from flatscope_training.models import build
 
 RADIUS, DEGREE = 5.0, 10
 

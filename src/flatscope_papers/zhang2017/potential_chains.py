@@ -11,6 +11,7 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from flatscope.training.sweeps.store import Store, Stored
 from flatscope_papers.declaration import Config, Measured, each_trial
 from flatscope_papers.theory.potentials import (
     FlatShare,
@@ -20,7 +21,6 @@ from flatscope_papers.theory.potentials import (
     simulate,
     white_sample_noise,
 )
-from flatscope_training.sweeps.store import Store, Stored
 
 NEAR = 0.1  # half-width of the bins in which the density at a minimum is counted
 MAPS = {"x": (0.5, 5.5, 50), "y": (-2.0, 2.0, 40)}

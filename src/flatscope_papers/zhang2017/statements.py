@@ -10,6 +10,7 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from flatscope.training.sweeps.store import Store
 from flatscope_papers import intervals
 from flatscope_papers.claims import Answer
 from flatscope_papers.declaration import Analysis, Config, Measured, Runs, Stage, each_trial, study
@@ -18,7 +19,6 @@ from flatscope_papers.theory.linear import descend, logistic_descent, minimum_no
 from flatscope_papers.theory.polynomial_operator import monomials
 from flatscope_papers.theory.robust_weights import largest_path, path_change, robust_sides
 from flatscope_papers.theory.sample_sizes import log10_size_ratio, multitask_gain
-from flatscope_training.sweeps.store import Store
 
 SIZES = grid(__name__)
 LAYERS, TOLERANCE = 8, 0.1  # of Section 9.6.1

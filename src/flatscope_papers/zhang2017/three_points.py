@@ -16,14 +16,14 @@ from matplotlib.figure import Figure
 
 from flatscope import interpolate
 from flatscope.interpolation import CORNERS
+from flatscope.training.sweeps.store import Store
+from flatscope.training.sweeps.work import stored_problem
 from flatscope_papers import intervals
 from flatscope_papers.claims import Answer
 from flatscope_papers.declaration import Analysis, Config, Measured, Runs, Stage, each_trial, study
 from flatscope_papers.tables import grid
 from flatscope_papers.zhang2017.minima import EVALUATE_EVERY, LABELS, TITLES, minima
 from flatscope_papers.zhang2017.minima import SIZES as MINIMA
-from flatscope_training.sweeps.store import Store
-from flatscope_training.sweeps.work import stored_problem
 
 SIZES = grid(__name__)
 FLAT = 0.9  # training accuracy

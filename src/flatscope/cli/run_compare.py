@@ -1,0 +1,127 @@
+"""`flatscope compare`: several checkpoints, ranked, with what the ranking rests on."""
+
+from __future__ import annotations
+
+import re
+from itertools import takewhile
+from pathlib import Path
+from typing import Any
+
+from rich.text import Text
+
+from flatscope.cli.options import CompareCommand
+from flatscope.cli.output import check_outputs, command_line, console, deliver, show_grid, show_headline, show_note
+from flatscope.cli.sources import (
+    asked_measures,
+    check_measures,
+    load_model,
+    load_source,
+    make_problem,
+    parse_model_options,
+    parse_options,
+)
+from flatscope.comparing import running
+from flatscope.comparing.comparison import Comparison
+from flatscope.context import make_effort
+from flatscope.errors import InputError, Interrupted
+from flatscope.inputs.weight_files import WEIGHTS_FILE
+from flatscope.problem import Problem
+from flatscope.ranks import process_group
+
+WEIGHT_ENDINGS = (".safetensors", ".pt", ".pth")
+MOST_SHOWN = 40  # networks whose values a terminal can show
+FIT_ROWS = ("training loss", "training error", "test loss", "test error")  # of the lines of a comparison
+
+
+def run_compare(given: CompareCommand) -> None:
+    """Compare, show, save."""
+    check_measures(given.measures)
+    options, factory_options = parse_options(given.option or ()), parse_model_options(given.model_option)
+    make_effort(**given.for_effort())  # here to refuse what is wrong
+    check_outputs(given, Comparison)
+    names_of_measures = asked_measures(given, given.report)
+    model, checkpoints = given.model, _weight_files(given.checkpoints)
+    if len(model) not in (1, len(checkpoints)):
+        raise InputError(f"--model once, or {len(checkpoints)} times", f"{len(model)} times", where="--model")
+    names = _names(checkpoints, given.name)
+    loaded = load_source(given)
+    problems: dict[str, Problem] = {}
+    stopped: Interrupted | None = None
+    try:
+        with process_group(given.device) as own_device:
+            for called, path, factory in zip(names, checkpoints, model * (len(checkpoints) // len(model)), strict=True):
+                network = load_model(factory, path, loaded, given.seed, factory_options)
+                problems[called] = make_problem(network, loaded, given, device=own_device)
+            settings: dict[str, Any] = {"seed": given.seed, "options": options, "tolerance": given.tolerance}
+            found = running.compare(problems, names=names_of_measures, **settings, **given.for_effort())
+    except Interrupted as stop:
+        found, stopped = stop.result, stop
+    if not problems[names[0]].ranks.rank:  # every rank has the same comparison; the first one shows it
+        found.meta |= {"model": ", ".join(model), "data": given.data, "command": command_line()}
+        deliver(found, given, lambda: show_comparison(found), unfinished=stopped is not None)
+    if stopped:
+        raise stopped
+
+
+def show_answer(found: Comparison) -> None:
+    """The headline; loss, error and the measures that it rests on; what else to keep in mind."""
+    screen = console()
+    show_headline(found.headline)
+    measures = [voice.measure for voice in found.conclusion.voices]
+    rows = [line[:-2] for line in found.lines() if line[0] in measures or line[0] in FIT_ROWS]
+    if len(found.names) <= MOST_SHOWN:
+        show_grid(["", *found.names], rows)
+    for warning in found.warnings():
+        if warning in found.headline.splitlines():
+            continue
+        screen.print(Text.assemble(("To keep in mind: ", "bold yellow"), str(warning)))
+
+
+def show_comparison(found: Comparison) -> None:
+    """The answer, every measure with its verdict, and what the ranking rests on."""
+    show_answer(found)
+    if len(found.names) > MOST_SHOWN:
+        show_note(f"the values of {len(found.names)} networks are too many for a terminal: --out FILE or --report PAGE")
+        show_grid(["measure", "verdict"], [[line[0], line[-1]] for line in found.lines() if line[-1]])
+        return
+    show_grid(found.header, found.lines(), title="\nbest first: > better, ≳ better within the error, = equal")
+    said = {*found.headline.splitlines(), *map(str, found.warnings())}
+    for line in found.summary().splitlines():
+        if line not in said:
+            console().print(Text(line))
+
+
+def _weight_files(given: list[Path]) -> list[Path]:
+    """The checkpoints; those inside, where one folder of weight files is named in place of them."""
+    if len(given) != 1 or not given[0].is_dir() or (given[0] / WEIGHTS_FILE).is_file():
+        return given
+    inside = sorted(given[0].iterdir(), key=lambda path: [part.zfill(9) for part in re.split(r"(\d+)", path.name)])
+    return [path for path in inside if path.suffix in WEIGHT_ENDINGS or (path / WEIGHTS_FILE).is_file()] or given
+
+
+def _names(checkpoints: list[Path], given: list[str] | None) -> list[str]:
+    """What to call the checkpoints: as told, or by the file, or by the part of the path that tells them apart."""
+    if len(checkpoints) < 2:
+        fix = "Measure one with flatscope measure"
+        raise InputError("at least two checkpoints", str(len(checkpoints)), where="flatscope compare", fix=fix)
+    if given is not None and (len(given) != len(checkpoints) or len(set(given)) != len(given)):
+        raise InputError(f"{len(checkpoints)} different names", ", ".join(given), where="--name")
+    if given is not None:
+        return given
+    # In `run.1` the last part is a number, not an ending.
+    bare = [path.with_suffix("") if path.suffix[1:].isalpha() else path for path in checkpoints]
+    for short in ([path.name for path in bare], _differing([path.parts for path in bare]), [*map(str, checkpoints)]):
+        if all(short) and len(set(short)) == len(short):
+            return short
+    raise InputError("different checkpoints", "one of them twice", "flatscope compare", "Name each of them once")
+
+
+def _differing(paths: list[tuple[str, ...]]) -> list[str]:
+    """What is left of the paths without the folders and the file name that all of them share."""
+    first = _shared(paths)
+    last = _shared([parts[first:][::-1] for parts in paths])
+    return ["/".join(parts[first : len(parts) - last]) for parts in paths]
+
+
+def _shared(paths: list[tuple[str, ...]]) -> int:
+    return len(list(takewhile(lambda parts: len(set(parts)) == 1, zip(*paths, strict=False))))

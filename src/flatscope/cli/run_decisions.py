@@ -1,0 +1,100 @@
+"""`flatscope sensitivity`, `forecast` and `diagonal`: what to do with a network, and what that costs."""
+
+from __future__ import annotations
+
+import typer
+
+from flatscope.cli.decision_options import DiagonalCommand, ForecastCommand, SensitivityCommand
+from flatscope.cli.output import check_outputs, check_place, deliver, note_missing_weights, show_grid, show_note
+from flatscope.cli.sources import load_problem, network_meta
+from flatscope.decisions.diagonal import MATRICES, diagonal
+from flatscope.decisions.forecast import Forecast, forecast
+from flatscope.decisions.sensitivity import Sensitivity
+from flatscope.decisions.sensitivity_function import sensitivity
+from flatscope.errors import InputError, refuse_unknown
+from flatscope.inputs.weight_files import read_weights
+
+BITS, SHARES = (8, 4, 3, 2), (0.5, 0.9)
+
+
+def run_sensitivity(given: SensitivityCommand) -> None:
+    """Measure, choose, show, save."""
+    check_outputs(given, Sensitivity)
+    for place, ending in ((given.allocation_out, ".json"), (given.rounded_out, ".safetensors")):
+        if place is None:
+            continue
+        if given.mean_bits is None:
+            raise InputError("--mean-bits beside a file of the choice", "none", where=str(place))
+        check_place(place, (ending,))
+    problem, _ = load_problem(given)
+    shares = SHARES if given.sparsity is None else tuple(share for share in given.sparsity if share)
+    found = sensitivity(
+        problem,
+        BITS if given.bits is None else given.bits,
+        shares,
+        given.rounding,
+        given.layer,
+        precision=given.precision,
+        budget=given.budget,
+        memory=given.memory,
+        seed=given.seed,
+    )
+    found.meta |= network_meta(given)
+    note_missing_weights(given.weights)
+
+    def show() -> None:
+        typer.echo(f"{found.headline}\n")
+        show_grid(*found.cells())
+
+    deliver(found, given, show)
+    if given.mean_bits is not None:
+        _choose(found, given)
+
+
+def _choose(found: Sensitivity, given: SensitivityCommand) -> None:
+    """Bits by layer for a size, with all layers rounded together."""
+    assert found.problem is not None
+    assert given.mean_bits is not None
+    allocation = found.allocate(given.mean_bits)
+    rounded = found.apply(found.problem.model, allocation)
+    if given.allocation_out is not None:
+        allocation.save(given.allocation_out)
+        show_note(f"bits by layer written to {given.allocation_out}")
+    if given.rounded_out is not None:
+        rounded.save(given.rounded_out)
+        show_note(f"rounded weights written to {given.rounded_out}")
+    if given.as_json:
+        return
+    rows = [[layer, "as it is" if layer in allocation.unchanged else str(b)] for layer, b in allocation.items()]
+    show_grid(["layer", "bits"], rows, title=f"{allocation.mean_bits:.3g} bits a weight")
+    typer.echo(rounded.headline)
+
+
+def run_forecast(given: ForecastCommand) -> None:
+    """Predict, measure, show, save."""
+    check_outputs(given, Forecast)
+    new = read_weights(given.to)
+    problem, _ = load_problem(given)
+    found = forecast(problem, new, budget=given.budget, memory=given.memory)
+    found.meta |= network_meta(given) | {"to": str(given.to)}
+    note_missing_weights(given.weights)
+
+    def show() -> None:
+        typer.echo(f"{found.headline}\n")
+        show_grid(*found.cells())
+
+    deliver(found, given, show)
+
+
+def run_diagonal(given: DiagonalCommand) -> None:
+    """Compute, save, say what it is."""
+    refuse_unknown(given.matrix, MATRICES, "--matrix")
+    check_place(given.out, (".safetensors",))
+    problem, _ = load_problem(given)
+    effort = {"precision": given.precision, "budget": given.budget, "memory": given.memory}
+    found = diagonal(problem, given.matrix, seed=given.seed, **effort)  # type: ignore[arg-type]
+    found.meta |= network_meta(given)
+    note_missing_weights(given.weights)
+    found.save(given.out)
+    show_note(f"diagonal written to {given.out}")
+    typer.echo(found.headline)

@@ -1,0 +1,360 @@
+"""`flatscope measure` and `flatscope measures`: fit and gap, the measures to look at first, then all by family."""
+
+from __future__ import annotations
+
+import fnmatch
+import inspect
+import json
+import math
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import typer
+from rich.text import Text
+
+from flatscope import measuring
+from flatscope.cli.options import MeasureCommand
+from flatscope.cli.output import (
+    check_outputs,
+    console,
+    deliver,
+    note_found_initial,
+    note_missing_weights,
+    show_grid,
+    show_headline,
+    show_note,
+)
+from flatscope.cli.sources import (
+    asked_measures,
+    check_measures,
+    chosen_bounds,
+    find_initial,
+    load_problem,
+    network_meta,
+    parse_dtype,
+    parse_model_options,
+    parse_options,
+    saved_error,
+    split_options,
+)
+from flatscope.context import Context, make_effort
+from flatscope.doubts import MOST, TRAINING_ERROR, training_error_doubt
+from flatscope.errors import InputError, Interrupted, UnknownNameError
+from flatscope.formatting import number, numbered
+from flatscope.inputs.loading import Data, DataSource
+from flatscope.inputs.weight_files import read_weights
+from flatscope.measured_standing import standing_of
+from flatscope.network.units import SCALES_STOP
+from flatscope.progress import DELAY_SECONDS
+from flatscope.ranks import process_group
+from flatscope.registry import CORE, PAPERS, PICTURED, Declaration, declarations, family_name
+from flatscope.reports.measured import MANY, RESCALINGS, captions, lines
+from flatscope.standing import STANDING, Standing
+from flatscope.table import Table
+
+SHORT = 34  # letters of a remark that is not put below the table
+VARIANTS = ("_over_margin", "_capacity")  # of a norm
+STILL = "still on a slope"  # how the remark begins that this is no minimum
+OTHERS = "others"  # measures that a table of another version has
+
+
+def run_measure(given: MeasureCommand) -> None:
+    """Measure, show, save."""
+    # Everything that can be wrong with the command is refused before any data is read.
+    check_measures(given.measures)
+    certificates = chosen_bounds(given.bounds, given.bound)
+    options, bound_options = split_options(parse_options(given.option or ()), with_bounds=bool(certificates))
+    parse_model_options(given.model_option)
+    if not 0 < given.delta < 1:
+        raise InputError("a probability between 0 and 1", repr(given.delta), where="--delta")
+    make_effort(**given.for_effort())  # here to refuse what is wrong; its time runs from below
+    number_type, begun = parse_dtype(given.dtype), find_initial(given.initial, given.weights)
+    check_outputs(given, Table)
+    names = asked_measures(given, given.report)
+    tables: dict[str, Table] = {}
+    stopped: Interrupted | None = None
+    try:
+        with process_group(given.device) as own_device:
+            before = None if begun is None else read_weights(begun)
+            problem, loaded = load_problem(given, device=own_device, dtype=number_type, initial=before)
+            context = Context(problem, seed=given.seed, effort=make_effort(**given.for_effort()))
+            if not problem.ranks.rank:
+                show_note(str(measuring.plan(context, names)))
+            fit = Fit.of(context, loaded)
+            watch = _shown_as_they_come(speaks=not problem.ranks.rank)
+            measured = measuring.measure(problem, names, options=options, context=context, watch=watch)
+            tables["measures"] = measured
+            if certificates:
+                tables["bounds"] = measuring.bounds(
+                    problem, certificates, options=bound_options, delta=given.delta, context=context, watch=watch
+                )
+    except Interrupted as stop:
+        tables["bounds" if tables else "measures"], stopped = stop.result, stop
+    if not problem.ranks.rank:  # every rank has the same tables; the first one shows them
+        _deliver(given, tables, fit, begun, unfinished=stopped is not None)
+    if stopped:
+        raise stopped
+
+
+def _deliver(
+    given: MeasureCommand, tables: dict[str, Table], fit: Fit, begun: Path | None, *, unfinished: bool
+) -> None:
+    doubt = "" if given.weights is None else fit.doubt(saved_error(given.weights))
+    for table in tables.values():
+        table.meta |= network_meta(given)
+        # Of a network without weights it is no wonder, and with them more is known.
+        remarks = [remark for remark in table.meta.pop("remarks", []) if not remark.startswith(TRAINING_ERROR)]
+        if remarks or doubt:
+            table.meta["remarks"] = [*remarks, *filter(None, [doubt])]
+    tables["measures"].meta[STANDING] = fit.standing.to_dict()
+    show_note(str(fit))
+    left = [name for name in declarations("bound") if name not in chosen_bounds(given.bounds, given.bound)]
+    if given.bounds and left:
+        show_note(f"bounds that take long were not evaluated: {', '.join(left)} (--bound NAME, or --bound all)")
+    note_missing_weights(given.weights)
+    note_found_initial(given.initial, begun)
+
+    others = {name: table for name, table in tables.items() if name != "measures"}
+
+    def show() -> None:
+        show_measured(tables["measures"], fit)
+        for name, table in others.items():
+            show_grid(*table.cells(), title=name)
+
+    def as_json() -> str:
+        whole = {name: json.loads(table.to_json()) for name, table in tables.items()}
+        return json.dumps(whole, indent=1) if others else tables["measures"].to_json()
+
+    page = list(tables.values())
+    deliver(tables["measures"], given, show, page=page, beside=others, as_json=as_json, unfinished=unfinished)
+
+
+def _shown_as_they_come(speaks: bool) -> measuring.Watch:
+    """Show each result above the progress bar, where a person has waited for a while."""
+    begun = time.monotonic()
+
+    def watch(entry: Declaration, rows: list[dict[str, Any]]) -> None:
+        if speaks and sys.stderr.isatty() and time.monotonic() - begun > DELAY_SECONDS:
+            for line in lines({"": Table(rows)}, entry.kind):
+                words = [
+                    (f"{c.text} ± {c.stderr}" if c.stderr else c.text, c.extent, c.reason) for c in line.cells if c
+                ]
+                typer.echo(f"{line.label}: {', '.join(filter(None, *words))}", err=True)
+
+    return watch
+
+
+def list_measures(names: list[str] | None, all_of_them: bool) -> None:
+    """The measures and bounds, or pages on some of them."""
+    if names:
+        known = declarations() | declarations("bound")
+        for name in names:
+            matching = fnmatch.filter(known, name)
+            if not matching:
+                raise UnknownNameError.among(name, known, "measure or bound")
+            for match in matching:
+                typer.echo(measure_page(known[match]))
+        return
+    if not all_of_them:
+        _show_families()
+        return
+    for kind in ("measure", "bound"):
+        rows = [
+            [e.name, e.per, e.summary, ", ".join(sorted(e.invariant_under)) or "—", e.cost, PAPERS[e.paper]]
+            for e in declarations(kind).values()
+        ]
+        show_grid(["name", "per", "what", "invariant under", "cost", "paper"], rows, title=f"{kind}s")
+
+
+def measure_page(entry: Declaration) -> str:
+    """Everything that is known about one measure, as text."""
+    facts = {
+        "symbol": entry.symbol,
+        "paper": f"{PAPERS[entry.paper]}, {entry.equation}",
+        "per": entry.per,
+        "direction": {"none": "not ordered"}.get(
+            entry.direction, f"{entry.direction} is expected to generalize better"
+        ),
+        "invariant under": ", ".join(sorted(entry.invariant_under)) or "nothing",
+        "BatchNorm": "folded first" if entry.on_folded else "as given",
+        "needs": ", ".join(sorted(entry.needs)) or "nothing more",
+        "cost": entry.cost,
+        "search": {"lower": "a lower bound that a search found", "upper": "an upper bound that a search found"}.get(
+            entry.search, ""
+        ),
+        "conventions": entry.conventions,
+        "assumptions": "; ".join(entry.assumptions),
+        "options": ", ".join(
+            f"{name}={value!r}" for name, value in entry.options.items() if value is not inspect._empty
+        ),
+    }
+    width = max(len(name) for name in facts)
+    listed = "\n".join(f"  {name:<{width}}  {value}" for name, value in facts.items() if value)
+    doc = inspect.getdoc(entry.function) or ""
+    indented = "\n".join(f"  {line}".rstrip() for line in doc.splitlines())
+    return f"{entry.name}\n{indented}\n\n{listed}\n"
+
+
+def _show_families() -> None:
+    """Names alone, by family: a screen that shows what there is. Variants of a norm are a mark behind it."""
+    families: dict[str, list[str]] = {}
+    for entry in declarations().values():
+        families.setdefault(family_name(entry.family), []).append(entry.name)
+    rows = []
+    for family, members in families.items():
+        plain = [name for name in members if not name.endswith(VARIANTS)]
+        varied = [name for name in plain if any(f"{name}{ending}" in members for ending in VARIANTS)]
+        rows.append([family, ", ".join(f"{name}*" if name in varied else name for name in plain)])
+    show_grid(["family", "names"], [*rows, ["bounds", ", ".join(declarations("bound"))]])
+    endings = " and ".join(f"_{ending.strip('_')}" for ending in VARIANTS)
+    show_note(f"* also with {endings}. flatscope measures NAME explains one, flatscope measures --all lists each")
+
+
+@dataclass(frozen=True)
+class Fit:
+    """How well a network does on its data."""
+
+    data: str
+    how: str
+    n_train: int
+    n_test: int
+    standing: Standing
+
+    @classmethod
+    def of(cls, context: Context, data: Data | DataSource) -> Fit:
+        """Loss and error of the network of a context."""
+        problem = context.problem
+        n_test = 0 if problem.test is None else problem.test.n
+        return cls(data.name, data.how, problem.n_train, n_test, standing_of(context))
+
+    def doubt(self, saved: float | None) -> str:
+        """What to say where most training samples are misclassified, or far more than was saved with the weights."""
+        error, most, was = self.standing.error, MOST, ""
+        if saved is not None:
+            noise = 4 * (max(saved, 1 / self.n_train) * (1 - saved) / self.n_train) ** 0.5  # of a draw of the samples
+            most, was = saved + 0.01 + noise, f", and was {100 * saved:.2f} % when these weights were saved"
+        options = "--standardize and --no-standardize, --flatten for vectors, --data-seed, labels that count from 0"
+        return training_error_doubt(error, most, was, options)
+
+    def __str__(self) -> str:
+        """What shows at once that weights and data do not belong together."""
+        error = "" if math.isnan(self.standing.error) else f", error {100 * self.standing.error:.2f} %"
+        samples = numbered(self.n_train, "training sample")
+        return f"{self.data}, {samples}, {self.how}: loss {self.standing.loss:.4g}{error}"
+
+
+def show_measured(table: Table, fit: Fit) -> None:
+    """The summary, and below it every number of the table."""
+    screen, rows = console(), [_Row.of(line) for line in table.lines()]
+    counts = f"{fit.n_train} training and {numbered(fit.n_test, 'test sample')}"
+    samples = counts if fit.n_test else numbered(fit.n_train, "training sample")
+    screen.print(Text(f"{fit.data}: {samples}, {fit.how}; {numbered(fit.standing.parameters, 'parameter')}"))
+    show_headline(table.headline)
+    for remark in table.meta.get("remarks", ()):
+        if not _is_said(str(remark), table.headline):
+            screen.print(Text.assemble(("To keep in mind: ", "bold yellow"), f"{remark}"))
+    if all(row.is_core or row.name in PICTURED for row in rows):  # what is by layer and sample, the page shows
+        _show_headlines(rows)
+        for row in rows:
+            if row.value == "n/a":
+                screen.print(Text(f"{row.name}: {row.remark}"))
+        return
+    _show_fit(fit)
+    if len(rows) > MANY:
+        screen.print(Text("First of all (✓: stays when layers or units are rescaled; ≈: estimated, ± one s.e.)"))
+        _show_headlines(rows)
+        screen.print(Text(_extent(table)))
+    for remark, place in _show_families_of(rows).items():
+        screen.print(Text(f"[{place}] {remark}"))
+
+
+def _is_said(remark: str, headline: str) -> bool:
+    """Whether the headline has it already, in its own words or in these."""
+    return remark[1:].rstrip(".") in headline or (remark.startswith(STILL) and headline.startswith("No minimum"))
+
+
+def _extent(table: Table) -> str:
+    """How many of the measures the table has, and how to get the others where only long ones are missing."""
+    left = [entry for entry in declarations().values() if entry.name not in table.names]
+    if not left:
+        return f"All {len(table.names)} measures by family"
+    others = "; the long ones with -m all" if all(entry.cost == "long" for entry in left) else ""
+    return f"{len(declarations()) - len(left)} of {len(declarations())} measures by family{others}"
+
+
+@dataclass(frozen=True)
+class _Row:
+    """One line of a table, with its error beside the value."""
+
+    name: str
+    layer: str
+    value: str
+    remark: str
+
+    @classmethod
+    def of(cls, line: list[str]) -> _Row:
+        name, layer, value, stderr, exact, remark = line
+        value, _, many = value.partition(" (")  # 0.1 … 0.3 (64 values)
+        known = f"{value} ± {float(stderr):.2g}" if stderr else value
+        remarks = "; ".join(words for words in (many.removesuffix(")"), remark) if words)
+        return cls(name, layer, f"≈ {known}" if exact == "estimate" else known, remarks)
+
+    @property
+    def is_core(self) -> bool:
+        """Whether it is the value of the network by one of the core measures, for which a line is enough."""
+        return self.name in CORE and not self.layer
+
+    @property
+    def entry(self) -> Declaration | None:
+        return (declarations() | declarations("bound")).get(self.name.partition("[")[0])
+
+
+def _show_fit(fit: Fit) -> None:
+    found = fit.standing
+    rows = [["loss", *(number(value) for value in (found.loss, found.test_loss, found.test_loss - found.loss))]]
+    if not math.isnan(found.error):
+        shares = (found.error, found.test_error, found.test_error - found.error)
+        rows.append(["error", *(f"{100 * share:.2f} %" for share in shares)])
+    columns = 4 if fit.n_test else 2  # what, training, test, gap
+    show_grid(["", "train", "test", "gap"][:columns], [row[:columns] for row in rows])
+
+
+def _show_headlines(rows: list[_Row]) -> None:
+    """A line each, with a mark under every rescaling that leaves the number as it is."""
+    shown = []
+    for name, words in captions().items():
+        # Of several options the first: the others are in the table below.
+        row = next((row for row in rows if row.name.partition("[")[0] == name and not row.layer), None)
+        if row is not None and SCALES_STOP not in row.remark:
+            kept = row.entry.invariant_under if row.entry is not None else frozenset()
+            marks = ["✓" if key in kept else "—" for key in RESCALINGS]
+            options = row.name[len(name) :].strip("[]")
+            shown.append([name, _unbroken(row.value), *marks, f"{words}, {options}" if options else words])
+    show_grid(["measure", "value", *(key.removesuffix("_scaling") for key in RESCALINGS), "what it is"], shown)
+
+
+def _show_families_of(rows: list[_Row]) -> dict[str, int]:
+    """Every line under the heading of its family; returns long remarks, each with the number that stands for it."""
+    notes: dict[str, int] = {}
+    families: dict[str, list[_Row]] = {}
+    for row in rows:
+        families.setdefault(OTHERS if row.entry is None else row.entry.family, []).append(row)
+    shown: list[list[str | Text]] = []
+    for family, members in families.items():
+        heading = family_name(family)
+        shown.append([Text(heading[0].upper() + heading[1:], style="bold"), "", "", ""])
+        for row in members:
+            remark = row.remark
+            if len(remark) > SHORT:
+                remark = f"[{notes.setdefault(remark, len(notes) + 1)}]"
+            shown.append([f"  {row.name}", row.layer, _unbroken(row.value), remark])
+    show_grid(["measure", "layer", "value", "remark"], shown)
+    return notes
+
+
+def _unbroken(value: str) -> str:
+    """A value with its error, which stay on one line."""
+    return value.replace(" ", "\N{NO-BREAK SPACE}")

@@ -1,0 +1,189 @@
+"""`flatscope audit`, `landscape` and `spectrum`: what one network shows beside its measures."""
+
+from __future__ import annotations
+
+import json
+
+from rich.text import Text
+
+from flatscope.auditing import Audit, audit
+from flatscope.cli.options import AuditCommand, ExplainCommand, LandscapeCommand, SpectrumCommand
+from flatscope.cli.output import (
+    check_folder,
+    check_outputs,
+    check_place,
+    deliver,
+    note_found_initial,
+    note_missing_weights,
+    show_grid,
+    show_headline,
+    show_note,
+)
+from flatscope.cli.sources import (
+    check_measures,
+    find_initial,
+    load_model,
+    load_problem,
+    network_meta,
+    parse_model_options,
+    parse_options,
+)
+from flatscope.errors import InputError, refuse_unknown
+from flatscope.explaining import Explanation, explain
+from flatscope.formatting import number, numbered, some_of
+from flatscope.inputs.weight_files import read_weights
+from flatscope.landscapes.making import landscape
+from flatscope.landscapes.surface import Surface
+from flatscope.ranks import process_group
+from flatscope.spectra.density import SpectralDensity
+from flatscope.spectra.eigenpairs import Eigenpairs
+from flatscope.spectra.finding import eigenpairs, spectral_density
+from flatscope.symmetries.scaling import WAYS, ways_of
+
+SHOWN = 6  # measures that are named beside a reason
+_STYLES = {"moved": "yellow", "invariant": "green", "not tested": "dim"}
+
+
+def run_audit(given: AuditCommand) -> None:
+    """Audit, show, save."""
+    check_measures(given.measures)
+    options = parse_options(given.option or ())
+    parse_model_options(given.model_option)
+    begun = find_initial(given.initial, given.weights)
+    for way in given.by or ():
+        refuse_unknown(way, WAYS, "--by")
+    check_outputs(given, Audit)
+    with process_group(given.device) as own_device:
+        before = None if begun is None else read_weights(begun)
+        problem, _ = load_problem(given, device=own_device, initial=before)
+        ways = given.by or ways_of(problem.model, problem.example())
+        found = audit(problem, given.measures, ways, given.trials, given.seed, options=options)
+        if problem.ranks.rank:
+            return  # every rank has the same audit; the first one shows it
+    found.meta |= network_meta(given)
+    note_missing_weights(given.weights)
+    note_found_initial(given.initial, begun)
+    deliver(found, given, lambda: show_audit(found))
+
+
+def show_audit(found: Audit) -> None:
+    """The matrix of measures and symmetries; red where a verdict contradicts the declaration."""
+
+    def styled(text: str, wrong: bool) -> Text:
+        style = next((style for verdict, style in _STYLES.items() if text.startswith(verdict)), "")
+        return Text(text, style="bold red" if wrong else style)
+
+    rows = [[Text(name), *(styled(*cell) for cell in cells)] for (name, _), *cells in found.lines()]
+    header = ["measure", *(name.replace("_", " ") for name in found.symmetries)]
+    show_grid(header, rows, title="relative change of each measure, same function")
+    for reason, names in found.notes().items():
+        listed = "all measures" if len(names) == len(found.measures) else some_of(names, SHOWN)
+        show_note(f"{reason.rstrip('.')} ({listed})")
+    wrong = found.disagrees
+    for name, symmetry, declared in zip(wrong["measure"], wrong["symmetry"], wrong["declared"], strict=True):
+        says = "declared invariant, and moved" if declared else "not declared invariant, yet stands still"
+        show_note(f"{name} under {symmetry.replace('_', ' ')}: {says}")
+
+
+def run_explain(given: ExplainCommand) -> None:
+    """Explain, show, save."""
+    check_measures(given.measures)
+    parse_model_options(given.model_option)
+    check_outputs(given, Explanation)
+    problem, _ = load_problem(given)
+    found = explain(problem, given.measures, given.precision, curvature=given.curvature)
+    found.meta |= network_meta(given)
+    note_missing_weights(given.weights)
+    deliver(found, given, lambda: show_explanation(found))
+
+
+def show_explanation(found: Explanation) -> None:
+    """The headline, the row of every parameter, and what holds for several of them."""
+    show_headline(found.headline)
+    show_grid(*found.cells())
+    for line in found.details():
+        show_note(line)
+
+
+def run_landscape(given: LandscapeCommand) -> None:
+    """Evaluate, show, save."""
+    check_outputs(given, Surface)
+    if given.checkpoint is not None:
+        check_folder(given.checkpoint)
+    if given.to and given.directions != "gaussian":
+        raise InputError("either --directions or --to", "both", where="landscape")
+    options = parse_model_options(given.model_option)
+    problem, loaded = load_problem(given)
+    others = [load_model(given.model, path, loaded, given.seed, options) for path in given.to or ()]
+    directions = others if len(others) > 1 else others[0] if others else given.directions
+    same = ("space", "grid", "span", "seed", "dimensions", "part", "noise", "relative", "rule", "checkpoint")
+    surface = landscape(problem, directions=directions, **{name: getattr(given, name) for name in same})
+    surface.meta.update(network_meta(given))
+    note_missing_weights(given.weights)
+    if not (given.out or given.report or given.as_json):
+        show_note("no picture was asked for: --out plane.png, or --report page.html, writes one")
+    deliver(surface, given, lambda: show_surface(surface))
+
+
+def show_surface(surface: Surface) -> None:
+    """What there is to say about a landscape without drawing it."""
+    low, high = surface.heights
+    size, poles = "×".join(str(len(axis)) for axis in surface.axes), int(surface.poles.sum())
+    rows = [
+        ["space", surface.space + (f", rule {surface.meta['rule']}" if surface.space == "psi" else "")],
+        ["directions", f"{surface.directions}, length " + ", ".join(number(x) for x in surface.meta["lengths"])],
+        ["grid", size + (f", {numbered(poles, 'point')} beyond a pole of path space" if poles else "")],
+        [f"{surface.meta['part']} loss at the network", number(surface.centre)],
+        ["lowest and highest", f"{number(low)} … {number(high)}"],
+    ]
+    if surface.error is not None and surface.meta["centre_error"] is not None:
+        finite = surface.error[surface.error.isfinite()]
+        rows.append([f"{surface.meta['part']} error at the network", number(surface.meta["centre_error"])])
+        if len(finite):
+            rows.append(["lowest and highest", f"{number(float(finite.min()))} … {number(float(finite.max()))}"])
+    show_grid(["landscape", ""], rows)
+
+
+def run_spectrum(given: SpectrumCommand) -> None:
+    """Find, show, save."""
+    check_outputs(given, SpectralDensity)
+    for path in given.out or ():
+        if not given.draws and path.suffix.lower() != ".html":
+            raise InputError("--draws of at least 1 for a file of the density", "0", where=str(path))
+    if given.pairs_out is not None:
+        check_place(given.pairs_out, Eigenpairs.ENDINGS)
+    if given.top + given.bottom + given.draws < 1 or min(given.top, given.bottom, given.draws) < 0:
+        got = f"{given.top}, {given.bottom} and {given.draws}"
+        raise InputError("eigenvalues or draws to find", got, where="spectrum")
+    if given.pairs_out is not None and not given.top + given.bottom:
+        raise InputError("--top or --bottom of at least 1", "0", where="--pairs-out")
+    with process_group(given.device) as own_device:
+        problem, _ = load_problem(given, device=own_device)
+        seed = given.seed
+        pairs: Eigenpairs | None = None
+        density: SpectralDensity | None = None
+        if given.top + given.bottom:
+            where = (given.layer, given.curvature, given.tolerance)
+            pairs = eigenpairs(problem, given.top, *where, bottom=given.bottom, seed=seed, memory=given.memory)
+        if given.draws:
+            density = spectral_density(
+                problem, given.draws, given.layer, given.curvature, steps=given.steps, seed=seed, memory=given.memory
+            )
+        if problem.ranks.rank:
+            return  # every rank has the same spectrum; the first one shows it
+    found = [result for result in (pairs, density) if result is not None]
+    for result in found:
+        result.meta.update(network_meta(given))
+    note_missing_weights(given.weights)
+    if given.pairs_out is not None and pairs is not None:
+        pairs.save(given.pairs_out)
+        show_note(f"eigenvalues written to {given.pairs_out}")
+
+    def show() -> None:
+        for result in found:
+            show_grid(*result.cells())
+
+    def as_json() -> str:
+        return json.dumps({result.WORD: json.loads(result.to_json()) for result in found}, indent=1)
+
+    deliver(density or found[0], given, show, page=found, as_json=as_json)

@@ -1,0 +1,108 @@
+"""`flatscope watch`: how far a training or a sweep is."""
+
+from __future__ import annotations
+
+import io
+import json
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pandas as pd
+
+from flatscope.cli.output import check_place, command_line, show_grid, show_note
+from flatscope.cli.run_sweep import status_rows
+from flatscope.disk import MOST_TEXT, read_file, read_with_sum
+from flatscope.errors import InputError
+from flatscope.files import from_json_bytes
+from flatscope.formatting import number
+from flatscope.inputs.weight_files import STATE_FILE
+from flatscope.reports.items import HISTORY_FILE
+from flatscope.reports.page import report
+from flatscope.result import reading
+from flatscope.tensor_files import read_tensors
+from flatscope.training.group_training import STATE_KEY
+from flatscope.training.populations.population_frame import PopulationFrame, is_population
+from flatscope.training.sweeps.store import Store
+
+DRAWN = 7  # networks whose curves a page can tell apart by colour
+SHOWN = ("epoch", "train_loss", "train_error", "test_loss", "test_error")
+
+
+class Moment(NamedTuple):
+    """What there is to see at one moment: a table, things for a page, and whether anything is still to come."""
+
+    header: list[str]
+    rows: list[list[str]]
+    items: list[Any]
+    over: bool
+
+
+def watch_run(place: str, every: float, page: Path | None, once: bool) -> None:
+    """Show, wait, show again, until it is over."""
+    if every <= 0:
+        raise InputError("a time above zero", repr(every), where="--every")
+    if page is not None:
+        check_place(page, (".html",))
+    shown: list[list[str]] = []
+    while True:
+        found = look(place)
+        if found.rows != shown:
+            show_grid(found.header, found.rows)
+            shown = found.rows
+        last = found.over or once
+        if page is not None and found.items:
+            report(found.items, page, command=command_line(), refresh=None if last else every)
+        if last:
+            break
+        time.sleep(every)
+    if page is not None and found.items:
+        show_note(f"report written to {page}")
+
+
+def look(place: str) -> Moment:
+    """A training, or one of many networks, by its folder; a sweep by its store."""
+    folder = Path(place)
+    for state in (folder / "checkpoint" / STATE_FILE, folder / STATE_FILE):
+        if state.is_file():
+            return _training(folder.name, state)
+    if (folder / HISTORY_FILE).is_file():
+        with reading("the history of a training", str(folder / HISTORY_FILE)):
+            return _curves({folder.name: pd.read_csv(io.BytesIO(read_with_sum(folder / HISTORY_FILE)))}, over=True)
+    if histories := _population(folder / "checkpoint"):
+        return _curves(histories, over=(folder / "frame.parquet").is_file())
+    store = Store(place)
+    if not store.plans() and not store.damaged_plans():
+        fix = "Name the --out of flatscope train, or the --store of flatscope sweep"
+        raise InputError("a training or a sweep", "neither", where=place, fix=fix)
+    header, rows = status_rows(store)
+    frame = store.frame()
+    items = [PopulationFrame(frame)] if len(frame) > 1 and is_population(frame) else []
+    waiting = sum(int(row[header.index(name)]) for row in rows for name in ("running", "waiting"))
+    return Moment(header, rows, items, over=waiting == 0)
+
+
+def _training(name: str, path: Path) -> Moment:
+    with reading("the state of a training", str(path)):
+        state = from_json_bytes(read_file(path, MOST_TEXT))["state"]
+        history = pd.DataFrame([{key: float(value) for key, value in row.items()} for row in state["rows"]])
+        return _curves({name: history}, over=bool(state.get("stopped_by")))
+
+
+def _population(checkpoint: Path) -> dict[str, pd.DataFrame]:
+    """The histories of networks that train at once, from their groups' checkpoints."""
+    found: dict[str, pd.DataFrame] = {}
+    for path in sorted(checkpoint.glob("*.safetensors")):
+        with reading("a checkpoint of networks that train at once", str(path)):
+            saved = json.loads(read_tensors(path)[1].get(STATE_KEY, "{}"))
+            for trial, record in zip(saved.get("trials", ()), saved.get("records", ()), strict=True):
+                found[str(trial["name"])] = pd.DataFrame(record["rows"], dtype="float64")
+    return found
+
+
+def _curves(histories: Mapping[str, pd.DataFrame], over: bool) -> Moment:
+    begun = {name: history for name, history in histories.items() if len(history)}
+    columns = [column for column in SHOWN if any(column in history for history in begun.values())]
+    rows = [[name, *(number(float(h[c].iloc[-1])) for c in columns)] for name, h in begun.items()]
+    return Moment(["network", *columns], rows, list(begun.items())[:DRAWN], over)

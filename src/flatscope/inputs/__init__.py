@@ -1,0 +1,1 @@
+"""What every command needs: data sets, weights in files, networks of hubs, functions found by name."""

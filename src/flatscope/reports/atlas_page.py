@@ -1,0 +1,281 @@
+"""An atlas on the page: what turns, curves to choose and read off, every measure in numbers."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from markupsafe import Markup
+
+from flatscope.formatting import numbered, percent, printable, written
+from flatscope.reports.markup import Cell, Colours, Part, Section, breakable, element, source, table, told
+from flatscope.reports.plots import COLOURS, Plot, hero, legend_above, on_axes, scale_axis, shortened, wants_log
+from flatscope.training.populations.atlas_curves import (
+    AXES,
+    KINDS,
+    MANY,
+    Atlas,
+    CurvePoint,
+    between,
+    interval,
+    level_words,
+    place,
+    signed,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+DRAWN = 6  # measures that a static figure tells apart by colour; the script repeats colours with other dashes
+FINE = 100_000  # parts of one in which the script gets numbers, so that it rounds as the page does
+ADVICE = (
+    "The shaded band is the {level} interval of each point by itself, over resampled networks. The wide one holds for "
+    "all measures and points of the chosen panel at once: a sign is settled where it excludes zero, a turn where it "
+    "does so on both sides. At a level of loss or accuracy each network counts as it was at its first look there or "
+    "beyond. Networks that never get there are out, so a curve may bend because other networks are left. Pearson’s "
+    "intervals are too short where a few values are far above the others; ranks are not moved by that."
+)
+KEYS = "Point at the curves to read them off, or focus them and use the arrow keys, Home and End."
+
+
+def atlases_part(atlases: Mapping[str, Atlas], _: Colours) -> Part:
+    """What turns, in sentences; the curves with their controls; a table of all measures."""
+    answers, sections, top = [], [], Markup("")
+    for n, (name, found) in enumerate(atlases.items()):
+        answers += [element("h3", name)] if len(atlases) > 1 else []
+        answers.append(told(sentences(found)))
+        top = top or hero([_scopes_plot(name, found)])
+        title = "Atlas" if len(atlases) == 1 else f"Atlas: {name}"
+        networks = found.curve(found.names("measure")[0])[0].networks
+        gist = f"{numbered(networks, 'network')}, {numbered(len(found.names('measure')), 'measure')}"
+        sections.append(Section(f"atlas-{n}" if n else "atlas", title, _chart(n, found) + _overview(name, found), gist))
+    provenance = {f"{name}, atlas": found.meta for name, found in atlases.items()}
+    style, script = (source(f"atlas.{ending}", package=__package__) for ending in ("css", "js"))
+    return Part(Markup("").join(answers), sections, provenance, picture=top, style=style, script=script)
+
+
+def sentences(found: Atlas) -> list[str]:
+    """The first measure's curve, how many others turn, what is left within groups, who is in, how much is shown."""
+    measures, target = found.names("measure"), found.meta.get("target", "the gap")
+    said = [found.sentence(measures[0]), _turning(found, found.names("scope")[0], target)]
+    said += [_turning(found, scope, target) for scope in found.names("scope") if scope.startswith("within ")]
+    said += [words for axis in found.names("axis") if axis != "epoch" and (words := _selection(found, axis))]
+    sizes = {column: len(found.names(column)) for column in ("kind", "scope", "axis")}
+    curves, points = len(measures) * math.prod(sizes.values()), len(found.to_frame())
+    said.append(
+        f"This page holds {curves} curves with {written(points)} points ({numbered(len(measures), 'measure')}, "
+        f"{numbered(sizes['kind'], 'kind')} of correlation, {numbered(sizes['scope'], 'choice')} of networks, along "
+        f"{', '.join(MANY[axis] for axis in found.names('axis'))}): some look striking by chance. No "
+        "point was picked for a sentence: each is about first and last points and about turns."
+    )
+    return said + [f"{note}." for note in found.meta.get("notes", ())]
+
+
+def _turning(found: Atlas, scope: str, target: str) -> str:
+    """How many measures turn along the epochs, and which sign they have at the end."""
+    measures = found.names("measure")
+    turned = [measure for measure in measures if found.turns(measure, scope=scope)]
+    ends = Counter(found.curve(measure, scope=scope)[-1].settled for measure in measures)
+    words = f"{numbered(len(measures), 'measure')} {'has' if len(turned) == 1 else 'have'} a settled turn"
+    signs = {1: "positive", -1: "negative", 0: "not settled"}
+    shares = ", ".join(f"{ends[sign]} {called}" for sign, called in signs.items() if ends[sign])
+    along = f"{scope[:1].upper()}{scope[1:]}, along the {MANY[found.names('axis')[0]]}"
+    return f"{along}: {len(turned)} of {words}; correlations with {target} at the end: {shares}."
+
+
+def _selection(found: Atlas, axis: str) -> str:
+    """Who is left at the last level of an axis, by the values of the settings."""
+    measure = found.names("measure")[0]
+    last = found.curve(measure, axis)[-1]
+    if last.n == last.networks:
+        return ""
+    by: dict[str, list[str]] = {}
+    for scope in found.names("scope"):
+        setting, equals, value = scope.partition(" = ")
+        if equals:
+            point = found.curve(measure, axis, scope)[-1]
+            by.setdefault(setting, []).append(f"{value}: {point.n} of {point.networks}")
+    groups = "".join(f"; by {setting}, {', '.join(parts)}" for setting, parts in by.items())
+    share = percent(last.n / last.networks)
+    return (
+        f"At {place(axis, last.at)}, the last level shown, {last.n} of {last.networks} networks are in, "
+        f"{share}{groups}."
+    )
+
+
+def _chart(n: int, found: Atlas) -> Markup:
+    """Controls, an empty picture that the script draws into, and where it says what it shows; hidden without it."""
+    choices = {
+        "Along": ("axis", [AXES[axis] for axis in found.names("axis")]),
+        "Networks": ("scope", found.names("scope")),
+        "Correlation": ("kind", [KINDS[kind] for kind in found.names("kind")]),
+    }
+    tools = []
+    for words, (key, options) in choices.items():
+        listed = [element("option", option, value=k) for k, option in enumerate(options)]
+        tools.append(element("label", f"{words} ", element("select", *listed, class_=key)))
+    tools.append(element("label", element("input", type="checkbox", class_="wide"), " band for all points at once"))
+    boxes = []
+    for k, measure in enumerate(found.names("measure")):
+        named = element("span", class_="swatch") + element("span", breakable(measure), class_="name")
+        boxes.append(element("label", element("input", type="checkbox", value=k), named))
+    label = f"Correlation of measures with {found.meta.get('target', 'the gap')} along training"
+    picture = element(
+        "svg", class_="chart curves", role="application", aria_roledescription="curves to read off", tabindex=0,
+        aria_label=label, aria_describedby=f"atlas-keys-{n}",
+    )  # fmt: skip
+    chosen = element("fieldset", element("legend", "Measures"), *boxes, class_="measures-shown")
+    shown = element("div", picture, element("output", aria_live="polite"), element("ul", class_="findings said"))
+    return element(
+        "div",
+        element("div", *tools, class_="tools"),
+        element("div", shown, chosen, class_="beside"),
+        element("p", KEYS, class_="quiet words", id=f"atlas-keys-{n}"),
+        class_="atlas card",
+        data_atlas=json.dumps(_data(found), separators=(",", ":")),
+        hidden="",
+    )
+
+
+def _data(found: Atlas) -> dict[str, Any]:
+    """Names and numbers for the script: correlations and reaches on Fisher's scale as whole numbers."""
+    measures, kinds, scopes, axes = (found.names(column) for column in ("measure", "kind", "scope", "axis"))
+    curves, said, factors = [], [], []
+    for kind, scope, axis in itertools.product(kinds, scopes, axes):
+        own = [found.curve(measure, axis, scope, kind) for measure in measures]
+        said += [printable(found.sentence(measure, axis, scope, kind)) for measure in measures]
+        wider = [
+            _reach(p.band_low, p.band_high) / _reach(p.low, p.high) for p in itertools.chain(*own) if p.low < p.high
+        ]
+        factors.append(round(float(np.nanmedian(wider)), 4) if wider else 1.0)
+        curves += [
+            [
+                [_fine(point.value) for point in curve],
+                [_fine(_reach(point.low, point.high)) for point in curve],
+                [point.n for point in curve],
+            ]
+            for curve in own
+        ]
+    return {
+        "measures": [printable(name) for name in measures],
+        "scopes": [printable(name) for name in scopes],
+        "networks": [found.curve(measures[0], scope=scope)[0].networks for scope in scopes],
+        "axes": [_axis(axis, found.curve(measures[0], axis)) for axis in axes],
+        "curves": curves, "said": said, "factors": factors, "fine": FINE,
+    }  # fmt: skip
+
+
+def _reach(low: float, high: float) -> float:
+    """Half the width of an interval on Fisher's scale."""
+    inside = -1 < low <= high < 1
+    return (math.atanh(high) - math.atanh(low)) / 2 if inside else math.nan
+
+
+def _fine(value: float) -> int | None:
+    return round(FINE * value) if math.isfinite(value) else None
+
+
+def _axis(axis: str, curve: Sequence[CurvePoint]) -> dict[str, Any]:
+    """Points of an axis: where, how they are called, what the networks there have gone through in the median."""
+    at = np.array([point.at for point in curve])
+    scale = np.arange(len(at)) if axis == "train_accuracy" else np.log(at) if _logarithmic(axis, at) else at
+    span = float(scale[-1] - scale[0]) or 1.0
+    passed = [
+        f"after {written(point.median_epoch, 3)} epochs, training loss {written(point.median_loss, 3)} (medians)"
+        if math.isfinite(point.median_loss) else ""
+        for point in curve
+    ]  # fmt: skip
+    return {
+        "words": AXES[axis], "labels": [level_words(axis, value) for value in at],
+        "x": [round(float((value - scale[0]) / span), 4) for value in scale], "passed": passed,
+    }  # fmt: skip
+
+
+def _logarithmic(axis: str, at: Any) -> bool:
+    return bool((at > 0).all()) and (axis == "train_loss" or wants_log(at.tolist()))
+
+
+def _overview(name: str, found: Atlas) -> Markup:
+    """Every measure among all networks and within groups: first and last point of the epochs, and turns."""
+    scopes = [scope for scope in found.names("scope") if " = " not in scope]
+    rows = [
+        [element("span", breakable(measure), class_="name"), *(_in_brief(found, measure, scope) for scope in scopes)]
+        for measure in found.names("measure")
+    ]
+    axis, curve = found.names("axis")[0], found.curve(found.names("measure")[0])
+    ends = f"{place(axis, curve[0].at)} → {place(axis, curve[-1].at)}"
+    label = f"Correlations of {name} with {found.meta.get('target', 'the gap')} along training"
+    level = percent(found.confidence)
+    return Markup("").join(
+        (
+            element("p", ADVICE.format(level=level), class_="quiet note"),
+            element("h3", f"All measures, {KINDS[found.names('kind')[0]]}, {ends}", class_="table-name"),
+            table(label, ["Measure", *scopes], rows, class_="measures correlations"),
+        )
+    )
+
+
+def _in_brief(found: Atlas, measure: str, scope: str) -> Cell:
+    first, last = (found.curve(measure, scope=scope)[end] for end in (0, -1))
+    turns, axis = found.turns(measure, scope=scope), found.names("axis")[0]
+    words = "; ".join(f"turns between {between(axis, a, b)}" for a, b in turns) or "no settled turn"
+    value = element("span", f"{signed(first.value)} → {signed(last.value)}", class_="value")
+    ends = element("small", f"{interval(first)} → {interval(last)}".strip(" →"))
+    return Cell(value + ends + element("small", words), class_="correlate")
+
+
+def atlas_plots(atlases: Mapping[str, Atlas], _: Colours) -> Iterator[Plot]:
+    """The first measure within groups; then, for every axis, the first measures among all networks."""
+    for name, found in atlases.items():
+        yield _scopes_plot(name, found)
+        for axis in found.names("axis"):
+            shown = found.names("measure")[:DRAWN]
+            lines = {measure: found.curve(measure, axis) for measure in shown}
+            words = f"{KINDS[found.names('kind')[0]]} with {found.meta.get('target', 'the gap')} along the {AXES[axis]}"
+            yield _plot(f"{name}-{axis}", words, "Among all networks; shaded: interval of the first.", axis, lines)
+
+
+def _scopes_plot(name: str, found: Atlas) -> Plot:
+    measure = found.names("measure")[0]
+    scopes = [scope for scope in found.names("scope") if " = " not in scope]
+    lines = {scope: found.curve(measure, scope=scope) for scope in scopes}
+    level = percent(found.confidence)
+    caption = f"{KINDS[found.names('kind')[0]]}; shaded: {level} interval among all networks, of each point by itself."
+    axis = found.names("axis")[0]
+    words = f"{measure} with {found.meta.get('target', 'the gap')}, along the {MANY[axis]}"
+    return _plot(f"{name}-within", words, caption, axis, lines)
+
+
+def _plot(stem: str, title: str, caption: str, axis: str, lines: Mapping[str, Sequence[CurvePoint]]) -> Plot:
+    """Curves over an axis, the first with its intervals."""
+    first = next(iter(lines.values()))
+    at = np.array([point.at for point in first])
+    places = np.arange(len(at)) if axis == "train_accuracy" else at
+
+    def draw(ax: Axes) -> None:
+        ax.axhline(0, color="#bbbbbb", linewidth=1)
+        ends = [point.low for point in first], [point.high for point in first]
+        ax.fill_between(places, *ends, color=COLOURS[0], alpha=0.18, linewidth=0)
+        for n, (label, curve) in enumerate(lines.items()):
+            style, values = "-" if n < 2 else "--" if n < 4 else ":", [point.value for point in curve]
+            ax.plot(places, values, style, color=COLOURS[n % len(COLOURS)], label=shortened(label, 26))
+        ax.set_ylim(-1, 1)
+        scale_axis(ax.yaxis, "correlation")
+        scale_axis(ax.xaxis, AXES[axis], at.tolist(), log=_logarithmic(axis, at))
+        if axis == "train_accuracy":
+            few = list(range(0, len(at), max(1, len(at) // 4)))
+            ax.set_xticks(few, [level_words(axis, at[k]) for k in few])
+        if axis == "train_loss":
+            ax.invert_xaxis()
+        legend_above(ax)
+
+    rows = [
+        [level_words(axis, at[k]), *(signed(curve[k].value) for curve in lines.values()), written(first[k].n)]
+        for k in range(len(at))
+    ]
+    return Plot(stem, title, caption, on_axes(draw), [AXES[axis], *lines, "networks"], rows)

@@ -1,0 +1,43 @@
+"""Sections of the report about decisions: what rounding each layer costs, what other weights do to the loss."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from flatscope.decisions.forecast import Forecast
+from flatscope.decisions.sensitivity import Sensitivity
+from flatscope.reports.kinds import Kind
+from flatscope.reports.markup import Colours, Part
+from flatscope.reports.plots import Plot, fitted
+from flatscope.reports.sections import drawn_part
+
+
+def sensitivity_plots(found: Mapping[str, Sensitivity], _: Colours) -> Iterator[Plot]:
+    """Layers by changes as a heat map, and size against loss."""
+    for name, each in found.items():
+        caption = " ".join(each.headline_lines())
+        yield Plot(f"sensitivity-{name}", name, caption, fitted(each.figure), *each.cells())
+
+
+def sensitivity_part(found: Mapping[str, Sensitivity], colours: Colours) -> Part:
+    """Which layers take few bits or can be pruned."""
+    gist = "what rounding or pruning each layer costs"
+    return drawn_part("Sensitivity", gist, sensitivity_plots(found, colours), found)
+
+
+def forecast_plots(found: Mapping[str, Forecast], _: Colours) -> Iterator[Plot]:
+    """Each layer's predicted share beside what it costs alone."""
+    for name, each in found.items():
+        yield Plot(f"forecast-{name}", name, " ".join(each.headline_lines()), fitted(each.figure), *each.cells())
+
+
+def forecast_part(found: Mapping[str, Forecast], colours: Colours) -> Part:
+    """What other weights do to the loss."""
+    gist = "what other weights do to this loss"
+    return drawn_part("Forecast", gist, forecast_plots(found, colours), found)
+
+
+DECISION_KINDS = {
+    "sensitivities": Kind("a Sensitivity of layers", Sensitivity, "network", sensitivity_part, plots=sensitivity_plots),
+    "forecasts": Kind("a Forecast of other weights", Forecast, "network", forecast_part, plots=forecast_plots),
+}

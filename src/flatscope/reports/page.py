@@ -1,0 +1,341 @@
+"""`report`: one self-contained page from any mix of things that flatscope produces, and the answer at its top."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import math
+import os
+from collections.abc import Iterable, Mapping, Set
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from markupsafe import Markup
+
+from flatscope.comparing.comparison import Comparison
+from flatscope.disk import whole_file
+from flatscope.errors import InputError
+from flatscope.formatting import with_error, written
+from flatscope.headlines import minimum_verdict
+from flatscope.reports.figures import save_plots
+from flatscope.reports.items import by_kind, shown_kinds
+from flatscope.reports.markup import Cell, breakable, element, fragment, listed, source, table
+from flatscope.reports.measured import MeasuredCell, captions, lines
+from flatscope.reports.plots import COLOURS
+from flatscope.standing import STANDING, Standing
+from flatscope.table import Table
+from flatscope.version import __version__
+
+SCRIPTS = ("page.js", "tables.js", "surface.js")
+# Which pictures stand at the top, where there are several.
+PICTURES_FROM = (
+    "leaderboards",
+    "atlases",
+    "populations",
+    "surfaces",
+    "comparisons",
+    "stability",
+    "spectra",
+    "simplexes",
+    "histories",
+    "measures",
+)
+COLOURED = ("measures", "bounds", "histories", "stability")
+DETAILS = ("surfaces", "spectra", "simplexes")  # said at the top only where nothing was measured
+# Titles of pages with things of one kind alone.
+QUESTIONS = {
+    "studies": "Do the claims hold?",
+    "stability": "Is this training at the edge of stability?",
+    "audits": "Which measures depend on how the weights are written?",
+    "leaderboards": "Which measures go along with generalization?",
+    "atlases": "When does a measure go along with generalization?",
+}
+META_WORDS = {
+    "version": "flatscope",
+    "torch": "PyTorch",
+    "python": "Python",
+    "dtype": "number format",
+    "n_train": "training samples",
+    "passes": "passes over the data",
+    "seconds": "seconds measuring",
+    "time": "measured at",
+}
+UNKNOWN = Standing("", 0, math.nan, math.nan, math.nan, math.nan, rescalable=True)
+MARKS = {"yes": "✓ yes", "nearly": "≈ nearly", "no": "! no", "unknown": "? not known"}
+ONE_TRAINING = "± is a standard error of the measures: another training could give another order."
+STILL = "still on a slope"  # how a remark begins that a headline says in its own words
+PAGE_ENDINGS = (".html", ".htm")
+MOST_HEADLINES = 5
+MOST_SIDE_BY_SIDE = 4  # networks that fit beside each other; a table of more scrolls
+
+
+def report(
+    items: object,
+    path: str | os.PathLike[str],
+    *,
+    title: str | None = None,
+    command: str | None = None,
+    refresh: float | None = None,
+) -> Path:
+    """Write one HTML page that opens anywhere without a network, whole or not at all.
+
+    Args:
+        items: a Table, an Audit, a Comparison, a Surface, a SpectralDensity, Eigenpairs, a Simplex, an Atlas, a
+            population (a PopulationFrame, or a pandas frame with a column `generalization_gap`), a frame of training
+            history, the result of a study, a Matplotlib figure; or a list or dictionary of them, nested at will. Names
+            come from dictionaries and (name, thing) pairs; things with the same name belong to the same network:
+            `{"small batch": [table, history], "large batch": [...]}`.
+        path: where to write the page; folders are made.
+        title: heading of the page.
+        command: the command line that produced it, shown with the provenance.
+        refresh: seconds after which a browser reads the page anew, for one that is written again and again.
+
+    Returns:
+        The path of the page.
+
+    Raises:
+        InputError: an item that cannot be shown, or a path that cannot be written to.
+
+    Example:
+        >>> import tempfile, torch, flatscope as fs
+        >>> problem = fs.Problem(torch.nn.Linear(3, 2), train=(torch.eye(3), torch.tensor([0, 1, 0])))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     report({"linear": fs.measure(problem, "margin")}, f"{folder}/report.html").name
+        'report.html'
+    """
+    if Path(path).is_dir():
+        raise InputError("the path of a file", f"the folder {path}", "report", "Add a name such as report.html")
+    if Path(path).suffix.lower() not in PAGE_ENDINGS:
+        fix = "For pictures of the same items in PDF: save_figures, or --figures FOLDER --format pdf"
+        raise InputError(
+            f"a name ending in {' or '.join(PAGE_ENDINGS)}: the report is a web page", str(path), "report", fix
+        )
+    page = page_text(items, title=title, command=command, refresh=refresh)
+    with whole_file(path) as temporary:
+        temporary.write_bytes(page.encode("utf-8", errors="replace"))
+    return Path(path)
+
+
+def save_figures(items: object, folder: str | os.PathLike[str], formats: str | Iterable[str] = ("png",)) -> list[Path]:
+    """Write every figure that the items allow, for papers and slides.
+
+    Args:
+        items: as for `report`: tables, landscapes, populations, histories, Matplotlib figures; named or not.
+        folder: made if it is not there.
+        formats: of "png", "svg" and "pdf".
+
+    Returns:
+        The files, in the order of the report.
+    """
+    kinds = with_comparison(by_kind(items))
+    colours = _colours(kinds)
+    plots = (plot for name, kind in shown_kinds().items() for plot in kind.plots(kinds[name], colours))
+    return save_plots(plots, folder, formats)
+
+
+def page_text(
+    items: object, *, title: str | None = None, command: str | None = None, refresh: float | None = None
+) -> str:
+    """The page that `report` writes."""
+    kinds = with_comparison(by_kind(items))
+    colours = _colours(kinds)
+    parts = {name: kind.render(kinds[name], colours) for name, kind in shown_kinds().items() if kinds[name]}
+    script = "".join([*map(source, SCRIPTS), *(part.script for part in parts.values())])
+    style = "".join([source("page.css"), *(part.style for part in parts.values())])
+    sections = [section for part in parts.values() for section in part.sections]
+    drawn = [name for name in PICTURES_FROM if name in parts and parts[name].picture]
+    shown = drawn[: 2 if drawn[:1] == ["surfaces"] else 1]  # maps are low, and leave room below them
+    measured = answer(kinds)
+    others = [part.answer for name, part in parts.items() if not (measured and name in DETAILS)]
+    page = fragment(
+        "template.html",
+        title=title or _question(len(colours), {kind for kind, found in kinds.items() if found}),
+        networks=colours,
+        answers=[measured, *others],
+        pictures=[parts[name].picture for name in shown],
+        sections=[section._replace(open=True) for section in sections] if len(sections) == 1 else sections,
+        provenance=_provenance([part.provenance for part in parts.values()]),
+        command=command,
+        refresh=None if refresh is None else f"{refresh:g}",
+        version=__version__,
+        written=datetime.now(UTC),
+        style=Markup(style),
+        script=Markup(script),
+        style_hash=_hash(style),
+        script_hash=_hash(script),
+    )
+    return str(page)
+
+
+def _colours(kinds: Mapping[str, Mapping[str, Any]]) -> dict[str, int]:
+    """A colour for every network that something on the page is about."""
+    networks = dict.fromkeys(name for kind in COLOURED for name in kinds.get(kind, ()))
+    return {name: n % len(COLOURS) for n, name in enumerate(networks)}
+
+
+def _question(n_networks: int, kinds: Set[str]) -> str:
+    """The title where none is given: what a reader of this page wants to know."""
+    if len(kinds) == 1 and (only := next(iter(kinds))) in QUESTIONS:
+        return QUESTIONS[only]
+    if "populations" in kinds and not n_networks:
+        return "What goes along with generalization?"
+    return "How flat are these minima?" if n_networks > 1 else "How flat is this minimum?"
+
+
+def _hash(text: str) -> str:
+    """What the page's security policy allows to run: this very text and nothing else."""
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+def _provenance(metas: list[Mapping[str, Mapping[str, Any]]]) -> Markup:
+    """A row per thing that any of the results says about itself."""
+    columns = {name: meta for part in metas for name, meta in part.items() if meta}
+    keys = dict.fromkeys(key for meta in columns.values() for key in meta if key not in ("name", STANDING))
+    rows = [[META_WORDS.get(key, key), *(_plain(meta.get(key, "")) for meta in columns.values())] for key in keys]
+    return table("Where the numbers come from", ["", *columns], rows, class_="plain") if rows else Markup("")
+
+
+def _plain(value: Any) -> str:
+    """A value of the provenance in words: {"forward": 2.0} becomes "forward 2"."""
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {_plain(inner)}" for key, inner in value.items())
+    if isinstance(value, (list, tuple)):
+        return ", ".join(map(_plain, value))
+    return written(value) if isinstance(value, float) else str(value)
+
+
+def with_comparison(kinds: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """The tables of given comparisons among the measures; several tables without a comparison get one."""
+    tables: dict[str, Table] = dict(kinds["measures"])
+    for found in kinds["comparisons"].values():
+        tables = found.tables | tables
+    comparisons = dict(kinds["comparisons"])
+    if not comparisons and len(tables) > 1:
+        standings = {name: told_standing(found) for name, found in tables.items()}
+        loss = next((found.meta["loss"] for found in tables.values() if "loss" in found.meta), "")
+        comparisons["comparison"] = Comparison(tables, standings, meta={"loss": loss})
+    return {**kinds, "measures": tables, "comparisons": comparisons}
+
+
+def told_standing(found: Table) -> Standing:
+    """Where the network of a table stands, as far as its metadata tell."""
+    return Standing.from_dict(found.meta[STANDING]) if STANDING in found.meta else UNKNOWN
+
+
+def answer(kinds: Mapping[str, Mapping[str, Any]]) -> Markup:
+    """The sentence that answers, the networks side by side, and what to keep in mind; empty without measures."""
+    tables, comparisons = kinds["measures"], kinds["comparisons"]
+    names = list(dict.fromkeys([*tables, *kinds["histories"]]))
+    if not names:
+        return Markup("")
+    told = list(comparisons.values()) or ([*tables.values()] if len(tables) == 1 else [])
+    lines_of = [found.headline.splitlines() for found in told]
+    sentences = [
+        element("p", line, class_="held-out" if place else "conclusion")
+        for found in lines_of
+        for place, line in enumerate(found)
+    ]
+    said = {line for found in lines_of for line in found}
+    if comparisons and any(found.conclusion.voices for found in comparisons.values()):
+        sentences.append(element("p", ONE_TRAINING, class_="quiet"))
+    warnings = [str(remark) for found in comparisons.values() for remark in found.warnings() if remark not in said]
+    for found in tables.values():
+        remarks = [str(words).rstrip(".") for words in found.meta.get("remarks", ())]
+        warnings += [f"{words[0].upper()}{words[1:]}." for words in remarks if not _is_told(words, said)]
+    rows = [*_fit_rows(names, kinds), *_minimum_row(names, tables), *_headline_rows(names, tables, comparisons)]
+    few = "facts" if len(names) <= MOST_SIDE_BY_SIDE else "plain"
+    facts = table("The networks side by side", ["", *names], rows, class_=few) if rows else Markup("")
+    return Markup("").join((*sentences, facts, listed(dict.fromkeys(warnings))))
+
+
+def _is_told(remark: str, said: Set[str]) -> bool:
+    """Whether a line of a headline has this remark already."""
+    return any(remark[1:] in line for line in said) or (
+        remark.startswith(STILL) and any(line.startswith("No minimum") for line in said)
+    )
+
+
+def _fit_rows(names: list[str], kinds: Mapping[str, Mapping[str, Any]]) -> list[list[object]]:
+    """Loss, test error and the gap between test and training samples, where they are known."""
+    known = [_standing(name, kinds) for name in names]
+    n_test = next((int(found.meta.get("n_test") or 0) for found in kinds["comparisons"].values()), 0)
+    classes = not all(math.isnan(found.error) for found in known)
+    what = "error" if classes else "loss"
+    gaps = [getattr(found, f"test_{what}") - getattr(found, what) for found in known]
+    shown = [
+        ("Training loss", [found.loss for found in known], False, 0),
+        ("Test loss", [found.test_loss for found in known], False, 0),
+        ("Test error", [found.test_error for found in known], True, n_test),
+        (f"Gap of the {what}", gaps, classes, 0),
+    ]
+    return [
+        [words, *(_shown(value, share, spread) for value in values)]
+        for words, values, share, spread in shown
+        if not all(map(math.isnan, values))
+    ]
+
+
+def _shown(value: float, share: bool, n: int) -> str:
+    if math.isnan(value):
+        return "n/a"
+    if not share:
+        return written(value, 3)
+    error = f" ± {100 * math.sqrt(value * (1 - value) / n):.1f}" if n and 0 < value < 1 else ""
+    return f"{100 * value:.2f}{error}\u202f%".replace("-", "−")
+
+
+def _standing(name: str, kinds: Mapping[str, Mapping[str, Any]]) -> Standing:
+    """From a comparison, else from the table's metadata, else the last line of a training history."""
+    for found in kinds["comparisons"].values():
+        known: Standing = found.networks.get(name, UNKNOWN)
+        if not math.isnan(known.loss):
+            return known
+    told = told_standing(kinds["measures"][name]) if name in kinds["measures"] else UNKNOWN
+    history = kinds["histories"].get(name)
+    if history is None or not math.isnan(told.loss):
+        return told
+    columns = {"loss": "train_loss", "error": "train_error", "test_loss": "test_loss", "test_error": "test_error"}
+    last: dict[str, Any] = {field: float(history.iloc[-1].get(name, math.nan)) for field, name in columns.items()}
+    return replace(UNKNOWN, **last)
+
+
+def _minimum_row(names: list[str], tables: Mapping[str, Table]) -> list[list[object]]:
+    """Whether each network is at a minimum at all: flatness is about minima."""
+    if not tables:
+        return []
+    row: list[object] = ["At a minimum?"]
+    for name in names:
+        if name not in tables:
+            row.append(element("span", "n/a"))
+            continue
+        level, words = minimum_verdict(tables[name].to_frame(), tables[name].meta)
+        row.append(Cell(element("span", MARKS[level], element("small", words)), class_=f"minimum {level}"))
+    return [row]
+
+
+def _headline_rows(
+    names: list[str], tables: Mapping[str, Table], comparisons: Mapping[str, Comparison]
+) -> list[list[object]]:
+    """The measures that the conclusion rests on; of one network, the invariant ones to look at first."""
+    voices = [voice.measure for found in comparisons.values() for voice in found.conclusion.voices]
+    words = captions()
+    rows: list[list[object]] = []
+    for line in lines(tables) if tables else []:
+        first = line.standing == "all" and line.name in words if not comparisons else line.label in voices
+        if not first or len(rows) >= MOST_HEADLINES:
+            continue
+        found = dict(zip(tables, line.cells, strict=True))
+        name, gist = element("span", breakable(line.label), class_="name"), element("small", words.get(line.name, ""))
+        label = element("span", name, gist)
+        rows.append([label, *(_cell_words(found.get(name)) for name in names)])
+    return rows
+
+
+def _cell_words(cell: MeasuredCell | None) -> str:
+    """A value with what is known of its error: of the draws of an estimate, of the samples being a draw."""
+    if cell is None:
+        return "n/a"
+    text, error = with_error(cell.value, cell.relative * abs(cell.value))
+    return f"{text} ±\N{NO-BREAK SPACE}{error}" if error else cell.text

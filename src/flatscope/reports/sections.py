@@ -1,0 +1,363 @@
+"""Sections of the page: what each kind of thing adds to it, from tables of measures to pictures of others."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+from markupsafe import Markup
+
+from flatscope.auditing import Audit
+from flatscope.comparing.comparison import ERRORS, Comparison
+from flatscope.explaining import Explanation
+from flatscope.files import figure_bytes
+from flatscope.formatting import numbered, some_of, typeset, written
+from flatscope.interpolation import Simplex
+from flatscope.registry import PAPERS, SYMMETRIES, Declaration
+from flatscope.reports.figures import comparison_plot, history_plots, measured_plots
+from flatscope.reports.markup import (
+    Cell,
+    Colours,
+    Part,
+    Section,
+    badge,
+    breakable,
+    element,
+    formula,
+    fragment,
+    listed,
+    table,
+    told,
+)
+from flatscope.reports.measured import MANY, Line, MeasuredCell, lines
+from flatscope.reports.plots import Plot, cards, fitted, hero, plots_section
+from flatscope.result import Result
+from flatscope.spectra.density import MATRIX_WORDS, SpectralDensity
+from flatscope.spectra.eigenpairs import Eigenpairs
+from flatscope.table import Table
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+LARGEST_SVG = 1_000_000  # bytes; a figure with more shapes than that is embedded as pixels
+BADGES = {"comparable": "good", "not comparable": "poor"}
+AUDIT_BADGES = {"invariant": "good", "moved": "poor"}
+REWRITTEN = (
+    "The same function was written with other weights and measured again. A measure that moves says as much about how "
+    "the network is written as about what it computes."
+)
+MOST_ROWS = 40  # of the table that stands for the picture of an interpolation
+
+
+def comparisons_part(comparisons: Mapping[str, Comparison], colours: Colours) -> Part:
+    """Ratios of the measures that may be compared, and the order and verdict of every one."""
+    sections, top = [], Markup("")
+    for n, (name, found) in enumerate(comparisons.items()):
+        plots = list(comparison_plot(found.tables, colours))
+        top = top or hero(plots)
+        remarks = [] if len(found.distinct) < 2 or not found.counting else found.ranking_remarks()
+        rows = [
+            [_name(line[0]), *line[1:-1], badge(line[-1], BADGES.get(line[-1], "")) if line[-1] else ""]
+            for line in found.lines()
+        ]
+        refused = [f"{reason}: {', '.join(labels)}" for reason, labels in found.not_comparable().items()]
+        body = Markup("").join(
+            (
+                cards(plots),
+                listed(remarks),
+                element("h3", "Every measure, best network first"),
+                element("p", f"> better, ≳ better within the error, = equal. {ERRORS}", class_="quiet"),
+                table(f"Order and verdict of every measure, {name}", found.header, rows, tall=len(rows) > MANY),
+                element("p", "Why some are not comparable:", class_="quiet note") if refused else "",
+                listed(refused),
+            )
+        )
+        asked = len(found.tables[found.names[0]].names)
+        count = (
+            f"{len(found.comparable)} of {asked} measures may be compared, {len(found.counting)} count in the ranking"
+        )
+        title = "Comparison" if len(comparisons) == 1 else f"Comparison: {name}"
+        sections.append(Section(f"comparison-{n}" if n else "comparison", title, body, count))
+    return Part(Markup(""), sections, {name: found.meta for name, found in comparisons.items()}, picture=top)
+
+
+def measures_part(tables: Mapping[str, Table], colours: Colours) -> Part:
+    """The table of measures, and what there is by layer, unit and sample."""
+    rows = lines(tables)
+    cells = [
+        [
+            Cell(_described(line), line.label),
+            *(_value(cell) for cell in line.cells),
+            Cell(_direction(line.entry), "" if line.entry is None else line.entry.direction, "direction"),
+            Cell(_kept(line), str(len(line.kept)) if line.entry else "-1", "symmetries"),
+            Cell(*_source(line.entry), "source"),
+        ]
+        for line in rows
+    ]
+    body = table(
+        f"Measures of {', '.join(tables)}. Column headers sort.",
+        ["Measure", *tables, "Better", "Invariant under", "Source"],
+        cells,
+        class_="measures",
+        id_="measure-table",
+        sorts=["text", *["number"] * len(tables), "text", "number", "text"],
+        standings=[line.standing for line in rows],
+        tall=len(rows) > MANY,
+    )
+    body += fragment("reading.html", symmetries=SYMMETRIES)
+    missing = {line.label: [c.reason for c in line.cells if c is not None and c.exact is None] for line in rows}
+    n_missing = sum(bool(reasons) for reasons in missing.values())
+    gist = f"{numbered(len(rows), 'measure')}" + (f", {n_missing} could not be computed" if n_missing else "")
+    sections = [Section("measures", "Measures", body, gist)]
+    plots = list(measured_plots(tables, colours))
+    sections += plots_section("profiles", "By sample, layer and unit", plots, numbered(len(plots), "figure"))
+    return Part(Markup(""), sections, {name: found.meta for name, found in tables.items()}, picture=hero(plots))
+
+
+def _name(label: str) -> Markup:
+    return element("span", breakable(label), class_="name")
+
+
+def _described(line: Line) -> Markup:
+    """Name, options, formula and what the measure is."""
+    parts = [_name(line.name)]
+    if line.options:
+        parts.append(element("small", line.options, class_="options"))
+    if line.entry is not None:
+        parts.append(element("span", formula(line.entry.symbol), class_="formula"))
+        parts.append(element("small", line.entry.summary.replace("`", "")))
+    return Markup("").join(parts)
+
+
+def _value(cell: MeasuredCell | None) -> Cell:
+    if cell is None:
+        return Cell(element("span", "not asked for", class_="quiet"), "", "number")
+    if cell.exact is None:
+        return Cell(element("span", "n/a", class_="none") + element("small", cell.reason), "", "number")
+    error = element("span", f" ± {cell.stderr}", class_="error") if cell.stderr else ""
+    shown = element("span", cell.text, error, class_="value")
+    marks = [badge("exact") if cell.exact else badge("estimate", "estimate"), badge("folded") if cell.folded else ""]
+    notes = [element("small", text) for text in (cell.extent, cell.interval, cell.reason) if text]
+    return Cell(Markup("").join((shown, *marks, *notes)), cell.sort_key, "number")
+
+
+def _direction(entry: Declaration | None) -> Markup:
+    arrows = {"lower": "↓ lower", "higher": "↑ higher"}
+    if entry is None or entry.direction not in arrows:
+        return element("span", "neither", class_="quiet")
+    return element("span", arrows[entry.direction])
+
+
+def _kept(line: Line) -> Markup:
+    if line.entry is None:
+        return element("span", "not declared here", class_="quiet")
+    marks = [badge(word, "good", what) for key, (word, what) in SYMMETRIES.items() if key in line.kept]
+    return Markup(" ").join(marks) if marks else element("span", "nothing", class_="quiet")
+
+
+def _source(entry: Declaration | None) -> tuple[Markup, str]:
+    if entry is None:
+        return Markup(""), ""
+    return element("span", PAPERS[entry.paper], element("small", entry.equation)), PAPERS[entry.paper]
+
+
+def bounds_part(tables: Mapping[str, Table], _: Colours) -> Part:
+    """Bounds that say something, each with what it assumes; those that say nothing in a line."""
+    frames = {name: found.to_frame().drop_duplicates(["measure", "options"]) for name, found in tables.items()}
+    empty = [dict(zip(f["measure"], f["vacuous"], strict=True)) for f in frames.values()]
+    assumed = {m: a for f in frames.values() for m, a in zip(f["measure"], f["assumptions"], strict=True)}
+    levels = sorted({float(c) for f in frames.values() for c in f["confidence"]})
+    groups: dict[str, list[Line]] = {state: [] for state in ("informative", "vacuous", "without value")}
+    for line in lines(tables, "bound"):
+        states = [
+            "without value"
+            if cell is None or cell.exact is None
+            else "vacuous"
+            if found.get(line.name)
+            else "informative"
+            for cell, found in zip(line.cells, empty, strict=True)
+        ]
+        groups[min(states)].append(line)
+    told, vacuous, refused = groups.values()
+    chance = ", ".join(f"{level:g}" for level in levels)
+    meaning = f"Each holds with probability at least {chance} if its assumptions do. Vacuous: 1 or more on an error."
+    parts = [element("p", meaning, class_="quiet")]
+    if told:
+        rows = [
+            [_described(line), *(_value(cell) for cell in line.cells), element("small", assumed.get(line.name, "")),
+             _source(line.entry)[0]]
+            for line in told
+        ]  # fmt: skip
+        parts.append(table("Informative bounds", ["Bound", *tables, "Assumes", "Source"], rows))
+    if vacuous:
+        parts.append(element("p", element("b", "Vacuous: "), f"{', '.join(line.label for line in vacuous)}."))
+    if refused:
+        reasons: dict[str, list[str]] = {}
+        for line in refused:
+            why = next((cell.reason for cell in line.cells if cell is not None and cell.reason), "no value")
+            reasons.setdefault(why, []).append(line.label)
+        words = [f"{', '.join(labels)}: {reason}" for reason, labels in reasons.items()]
+        parts.append(element("details", element("summary", f"{len(refused)} do not apply here"), listed(words)))
+    gist = f"{len(told)} informative, {len(vacuous)} vacuous"
+    provenance = {f"{name}, bounds": found.meta for name, found in tables.items()}
+    return Part(Markup(""), [Section("bounds", "Bounds", Markup("").join(parts), gist)], provenance)
+
+
+def audits_part(audits: Mapping[str, Audit], _: Colours) -> Part:
+    """What happened to each measure when the same function was written with other weights."""
+    trials = ", ".join(map(str, sorted({int(audit.meta.get("trials", 0)) for audit in audits.values()})))
+    parts = [element("p", f"{REWRITTEN} Draws of each kind: {trials}; the largest change is shown.", class_="quiet")]
+    answers = []
+    for name, audit in audits.items():
+        header = ["Measure", *(SYMMETRIES.get(s, (s,))[0].capitalize() for s in audit.symmetries)]
+        rows = [[_name(line[0][0]), *(_audited(*cell) for cell in line[1:])] for line in audit.lines()]
+        notes = listed(f"{reason.rstrip('.')} ({some_of(names, 4)})" for reason, names in audit.notes().items())
+        parts += [element("h3", name)] if len(audits) > 1 else []
+        parts += [table(f"Audit of {name}", header, rows), notes]
+        answers.append(audit_words(name, audit))
+    provenance = {f"{name}, audit": audit.meta for name, audit in audits.items()}
+    gist = "which measures move when the weights are rewritten"
+    return Part(told(answers), [Section("audit", "Audit", Markup("").join(parts), gist)], provenance)
+
+
+def explanations_part(explanations: Mapping[str, Explanation], _: Colours) -> Part:
+    """How each network was read: what was recognised, and the way of every parameter's curvature."""
+    parts, answers = [], []
+    for name, explanation in explanations.items():
+        parts += [element("h3", name)] if len(explanations) > 1 else []
+        parts += [table(f"How {name} is read", *explanation.cells()), listed(explanation.details())]
+        answers.append(" ".join(explanation.headline_lines()[:2]))
+    provenance = {f"{name}, explanation": found.meta for name, found in explanations.items()}
+    section = Section("explanation", "How it is read", Markup("").join(parts), "the way of every parameter, and why")
+    return Part(told(answers), [section], provenance)
+
+
+def audit_words(name: str, audit: Audit) -> str:
+    """How many measures were invariant under all that was tried."""
+    frame = audit.to_frame()
+    tested = frame[frame["verdict"] != "not tested"]
+    moved = list(dict.fromkeys(tested.loc[tested["verdict"] == "moved", "measure"]))
+    kept = [measure for measure in dict.fromkeys(tested["measure"]) if measure not in moved]
+    whole = f"{len(kept)} of {len(kept) + len(moved)} audited measures of {name} are invariant"
+    return f"{whole}: {some_of(kept, 6)}." if kept else f"{whole}."
+
+
+def _audited(text: str, wrong: bool) -> Markup:
+    """A cell of the audit's matrix: its verdict marked, the change below it."""
+    verdict = next((word for word in AUDIT_BADGES if text.startswith(word)), "")
+    if not verdict:
+        return element("span", text or "not tested", class_="quiet")
+    change = element("small", f"relative change {typeset(text.removeprefix(verdict).strip())}")
+    against = element("small", "against its declaration", class_="none") if wrong else ""
+    return Markup("").join((badge(verdict, AUDIT_BADGES[verdict]), change, against))
+
+
+def histories_part(histories: Mapping[str, pd.DataFrame], colours: Colours) -> Part:
+    """Training curves, one figure per recorded quantity."""
+    plots = list(history_plots(histories, colours))
+    return Part(Markup(""), plots_section("training", "Training", plots, "curves by epoch"), {}, picture=hero(plots))
+
+
+def drawn_part(title: str, gist: str, plots: Iterable[Plot], results: Mapping[str, Result]) -> Part:
+    """The figures in a section of their own, what each shows in words, where they come from."""
+    shown, anchor = list(plots), title.lower()
+    answer = told([f"{plot.title}: {plot.caption}" for plot in shown])
+    provenance = {f"{name}, {anchor}": found.meta for name, found in results.items()}
+    return Part(answer, plots_section(anchor, title, shown, gist), provenance, picture=hero(shown))
+
+
+def spectrum_plots(spectra: Mapping[str, SpectralDensity | Eigenpairs], _: Colours) -> Iterator[Plot]:
+    """The density of eigenvalues, or those found one by one, as each draws itself."""
+    for name, found in spectra.items():
+        header, rows = found.cells()
+        yield Plot(f"spectrum-{name}", name, spectrum_words(found), fitted(found.figure), header, rows)
+
+
+def spectrum_kind(found: SpectralDensity | Eigenpairs) -> str:
+    """What tells the spectra of one network apart."""
+    what = "density of eigenvalues" if isinstance(found, SpectralDensity) else "eigenvalues"
+    return f"layer {found.layer}, {what}" if found.layer else what
+
+
+def spectrum_words(found: SpectralDensity | Eigenpairs) -> str:
+    """What the spectrum shows, in a sentence."""
+    matrix = MATRIX_WORDS[found.curvature]
+    if isinstance(found, Eigenpairs):
+        missing = int((~found.converged).sum())
+        left = f"; {missing} of {len(found)} not found to the accuracy asked for" if missing else ""
+        return f"Largest eigenvalue of the {matrix} {written(float(found.values[0]))}{left}."
+    trace, error = found.trace
+    zero = f"±{written(found.radius, 2)}"
+    low, high = found.range
+    return (
+        f"{written(found.size)} eigenvalues of the {matrix} from {written(low)} to {written(high)}; "
+        f"{len(found.outliers)} of them stand out; trace {written(trace)} ± {written(error, 2)}; "
+        f"{typeset(str(found.negative()))} negative, {typeset(str(found.near_zero()))} within {zero} of zero."
+        + (" Shaded: 95 % band over draws." if found.draws > 1 else "")
+    )
+
+
+def spectra_part(spectra: Mapping[str, SpectralDensity | Eigenpairs], colours: Colours) -> Part:
+    """One figure per density or list of eigenvalues."""
+    return drawn_part("Spectrum", "eigenvalues", spectrum_plots(spectra, colours), spectra)
+
+
+def simplex_plots(simplexes: Mapping[str, Simplex], _: Colours) -> Iterator[Plot]:
+    """Loss along a line, or over a triangle with a network at each corner."""
+    for name, simplex in simplexes.items():
+        values, accuracy = simplex.loss.numpy(), simplex.accuracy
+        shown = sorted({*range(0, len(values), max(1, -(-len(values) // MOST_ROWS))), *simplex.vertices})
+        rows = [
+            [
+                " + ".join(f"{share:.3g}" for share in simplex.weights[n].tolist()),
+                written(float(values[n])),
+                *([f"{100 * float(accuracy[n]):.3g}\u202f%"] if accuracy is not None else []),
+            ]
+            for n in shown
+        ]
+        header = ["mixture", "loss", *(["accuracy"] if accuracy is not None else [])]
+        stem = f"interpolation-{name.removeprefix('interpolation')}"
+        yield Plot(stem, name, simplex_words(simplex), simplex.figure, header, rows)
+
+
+def simplex_words(simplex: Simplex) -> str:
+    """Losses at the networks, and the barrier between them."""
+    corners = [float(simplex.loss[n]) for n in simplex.vertices]
+    words = f"Loss {', '.join(written(loss, 3) for loss in corners)} at the networks; "
+    if not np.isfinite(simplex.loss.numpy()).all():
+        return words + "some mixtures have no finite loss."
+    if simplex.barrier <= 1e-3 * max(map(abs, corners)):
+        return words + "no barrier between them: no mixture has more loss than the networks mixed in it."
+    return words + f"between them a barrier of {written(simplex.barrier, 3)}."
+
+
+def simplexes_part(simplexes: Mapping[str, Simplex], colours: Colours) -> Part:
+    """One figure per interpolation, and whether a barrier lies between the networks."""
+    gist = "loss of mixtures of the networks"
+    return drawn_part("Interpolation", gist, simplex_plots(simplexes, colours), simplexes)
+
+
+def given_plots(figures: Mapping[str, Figure], _: Colours) -> Iterator[Plot]:
+    """Figures that somebody else drew."""
+    for title, figure in figures.items():
+        axes = [f"{a.get_ylabel()} over {a.get_xlabel()}" for a in figure.axes if a.get_xlabel() and a.get_ylabel()]
+        yield Plot(title, title, "; ".join(axes), lambda figure=figure: figure)  # type: ignore[misc]
+
+
+def figures_part(figures: Mapping[str, Figure], colours: Colours) -> Part:
+    """Figures that somebody else drew, as pictures that keep to themselves."""
+    shown = []
+    for plot in given_plots(figures, colours):
+        figure = plot.make()
+        content, media = figure_bytes(figure, "svg"), "image/svg+xml"
+        if len(content) > LARGEST_SVG:
+            content, media = figure_bytes(figure, "png"), "image/png"
+        address = f"data:{media};base64,{base64.b64encode(content).decode()}"
+        image = Markup('<img class="paper" alt="{}" src="{}">').format(
+            f"{plot.title}: {plot.caption}" if plot.caption else plot.title, address
+        )
+        shown.append(element("figure", element("figcaption", element("h3", plot.title)), image, class_="card"))
+    return Part(Markup(""), [Section("figures", "Figures", element("div", *shown, class_="charts"), open=True)], {})

@@ -1,0 +1,1 @@
+"""Networks in training, one or many: models, loops, populations, recorders, sweeps, the benchmark, stability."""

@@ -1,0 +1,162 @@
+"""What a measure is worth for the question at hand: Ψ by what two networks differ in, and that of the vote of many.
+
+Ψ over all settings mixes questions: whoever has two checkpoints of one architecture asks about pairs that differ in
+their training alone. Pairs are taken of both data sets and both stops; a network is one at both stops, which the errors
+take into account.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from flatscope.comparing.records import COLUMNS, RANKING
+from flatscope.registry import declarations
+from flatscope.stats.estimate import Codes, Floats, coded
+from flatscope.stats.sign_agreement import pairs_by_one, shared_error
+from flatscope.training.benchmarking.recipe import SETTINGS
+from flatscope.training.benchmarking.scores import BASELINES, SIGNS, TARGET
+
+# Settings whose change makes each difference.
+CHANGED: dict[str, tuple[str, ...]] = {
+    "training": ("batch_size", "lr", "weight_decay", "optimizer"),
+    "architecture": ("kind", "width", "depth"),
+    "width": ("width",),
+    "start": ("init_scale",),
+    "label noise": ("label_noise",),
+}
+NORMAL = 1.959964
+Vote = Callable[[Codes, Codes], Floats]
+
+
+@dataclass(frozen=True)
+class PairedNetworks:
+    """The networks of one data set at one stop, and their pairs that differ in one setting alone."""
+
+    frame: pd.DataFrame
+    pairs: Mapping[str, tuple[Codes, Codes]]
+    signs: Mapping[str, Floats]  # of the differences of their gaps
+
+    @property
+    def data(self) -> str:
+        """Name of the data set."""
+        return str(self.frame["data"].iloc[0])
+
+
+def parts_of_population(population: pd.DataFrame) -> list[PairedNetworks]:
+    """The population by data set and stop."""
+    found = []
+    for _, frame in population[population["reached"]].groupby(["data", "stop"], sort=False):
+        rows = frame.reset_index(drop=True)
+        settings = [name for name in SETTINGS if rows[name].nunique() > 1]
+        codes, gap = coded(rows[settings]), rows[TARGET].to_numpy(dtype=float)
+        pairs = {name: pairs_by_one(codes, place)[:2] for place, name in enumerate(settings)}
+        signs = {name: np.sign(gap[first] - gap[second]) for name, (first, second) in pairs.items()}
+        found.append(PairedNetworks(rows, pairs, signs))
+    return found
+
+
+def agreement(
+    parts: Sequence[PairedNetworks], votes: Sequence[Vote], changed: Sequence[str]
+) -> tuple[float, float, int]:
+    """Ψ over the pairs that differ in one of these settings, its standard error, and the number of pairs.
+
+    Args:
+        parts: data sets and stops, each with the same weight.
+        votes: of each part: for pairs of rows, 1 where the first is said to have the larger gap, −1, or 0; NaN for
+            pairs that it has nothing to say of, which are left out.
+        changed: settings, each with the same weight.
+    """
+    total, count, off = 0.0, 0, []
+    cells = [(part, vote, name) for part, vote in zip(parts, votes, strict=True) for name in changed]
+    cells = [(part, vote, name) for part, vote, name in cells if name in part.pairs]
+    for part, vote, name in cells:
+        first, second = part.pairs[name]
+        agree = vote(first, second) * part.signs[name]
+        known = np.isfinite(agree)
+        if not known.any():
+            return math.nan, math.nan, 0
+        value, seeds = float(agree[known].mean()), part.frame["seed"].to_numpy()
+        total, count = total + value / len(cells), count + int(known.sum())
+        spread = (agree[known] - value) / (known.sum() * len(cells))
+        off.append((seeds[first[known]], seeds[second[known]], spread))
+    if not off:
+        return math.nan, math.nan, 0
+    one, other, spread = (np.concatenate(side) for side in zip(*off, strict=True))
+    return total, shared_error(one, other, spread, int(max(one.max(), other.max())) + 1), count
+
+
+def by_difference(population: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
+    """Ψ of every measure for every kind of difference, and of the vote of those that count; columns of a record."""
+    parts, rows = parts_of_population(population), []
+    for name in names:
+        votes = [_single(part.frame, name) for part in parts]
+        for kind, changed in CHANGED.items():
+            value, error, pairs = agreement(parts, votes, changed)
+            rows.append((name, kind, value, *_ends(value, error), pairs))
+    for kind in CHANGED:
+        value, error, pairs = vote_on_the_other(parts, names, kind)
+        rows.append((RANKING, kind, value, *_ends(value, error), pairs))
+    return pd.DataFrame(rows, columns=list(COLUMNS)).astype(COLUMNS)
+
+
+def vote_on_the_other(parts: Sequence[PairedNetworks], names: Sequence[str], kind: str) -> tuple[float, float, int]:
+    """Ψ of the vote of all measures that count, which are chosen on one data set and scored on the other, both ways."""
+    found = []
+    for scored in dict.fromkeys(part.data for part in parts):
+        chosen = counting([part for part in parts if part.data != scored], names, kind)
+        there = [part for part in parts if part.data == scored]
+        found.append(agreement(there, [_together(part.frame, chosen) for part in there], CHANGED[kind]))
+    values, errors, pairs = zip(*found, strict=True)
+    return float(np.mean(values)), math.hypot(*errors) / len(errors), sum(pairs)
+
+
+def counting(parts: Sequence[PairedNetworks], names: Sequence[str], kind: str) -> list[str]:
+    """Measures that rank such pairs rightly more often than wrongly, beyond chance; controls and baselines never."""
+    known, chosen = declarations(), []
+    for name in names:
+        if name in known and known[name].direction != "none":
+            value, error, _ = agreement(parts, [_single(part.frame, name) for part in parts], CHANGED[kind])
+            if _ends(value, error)[0] > 0:
+                chosen.append(name)
+    return chosen
+
+
+def _single(frame: pd.DataFrame, name: str) -> Vote:
+    values = _turned(frame, name)
+    return lambda first, second: np.sign(values[first] - values[second])
+
+
+def _together(frame: pd.DataFrame, names: Sequence[str]) -> Vote:
+    """The mean over families of the mean of their measures' signs."""
+    known, families = declarations(), dict[str, list[Floats]]()
+    for name in names:
+        families.setdefault(known[name].family, []).append(_turned(frame, name))
+
+    def vote(first: Codes, second: Codes) -> Floats:
+        total = np.zeros(len(first))
+        for members in families.values():
+            total += np.mean([np.nan_to_num(np.sign(v[first] - v[second])) for v in members], axis=0)
+        return np.sign(total.round(9))
+
+    return vote
+
+
+def _turned(frame: pd.DataFrame, name: str) -> Floats:
+    """A column with the sign with which it should rise with the gap."""
+    known = declarations()
+    direction = known[name].direction if name in known else BASELINES.get(name, "lower")
+    values = frame[name].to_numpy(dtype=float)
+    return SIGNS[direction] * np.where(np.isfinite(values), values, math.nan)
+
+
+def _ends(value: float, error: float) -> tuple[float, float]:
+    """A 95 % interval on Fisher's scale; that of an agreement without spread is unknown."""
+    if not (abs(value) < 1 and error > 0):
+        return math.nan, math.nan
+    reach = NORMAL * error / (1 - value**2)
+    return math.tanh(math.atanh(value) - reach), math.tanh(math.atanh(value) + reach)

@@ -1,0 +1,146 @@
+"""How well a measure does on a population: six scores, each for one data set and one stop, each with an interval.
+
+Networks are what is independent: each has a seed of its own. Intervals of tau resample them (BCa bootstrap), those of Ψ
+and of the information add up or leave out whole networks, and those of the worst environment rest on pairs that share
+no network, since a setting has two values and every combination of settings was trained once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from importlib.resources import files
+from io import BytesIO
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from flatscope.registry import declarations
+from flatscope.stats import (
+    Estimate,
+    conditional_mutual_information,
+    correlate,
+    granulated_kendall,
+    sign_error,
+)
+from flatscope.training.benchmarking.recipe import RESCALED, SETTINGS, STOPS
+
+TARGET = "gap"
+# What each says, and the best that can be reached.
+SCORES: dict[str, tuple[str, float]] = {
+    "tau": ("Kendall’s tau with the gap over all networks", 1.0),
+    "psi": ("granulated Ψ (Jiang et al. 2020): tau when one setting at a time changes, averaged over settings", 1.0),
+    "information": ("conditional mutual information (Jiang et al. 2020), least over two settings given", 1.0),
+    "worst_error": (
+        "sign-error in the worst environment (Dziugaite et al. 2020): a setting whose change it misreads",
+        0.0,
+    ),
+    "survival": ("Kendall’s tau between the networks and twins with rescaled units that compute the same", 1.0),
+    "tau_rescaled": ("Kendall’s tau with the gap, measured on the rescaled twins", 1.0),
+}
+OF_TWINS = ("survival", "tau_rescaled")  # taken at the last stop, of the networks that have a twin
+SIGNS = {"lower": 1.0, "higher": -1.0, "none": 1.0}  # low is good: it should rise with the gap
+# What is known of a network without measuring anything, and what of it should go with a smaller gap.
+BASELINES = {"epochs": "lower", "train_loss": "lower", "width": "higher"}
+ORACLE, CHANCE = "oracle", "chance"  # the test error itself, and random numbers: what measures lie between
+# The gap of the same settings trained once more from another seed: as far as settings alone decide.
+SECOND, SECOND_FILE = "second seed", "second-seed.parquet"
+CONTROLS = {
+    ORACLE: "the test error itself",
+    SECOND: "the gap of another training with the same settings",
+    CHANCE: "random numbers, mean of many draws",
+    "epochs": "epochs until the loss was reached",
+    "train_loss": "the training loss reached",
+    "width": "the wider network is expected to be better",
+}
+DRAWS = 40  # of random numbers
+SMALLEST_DIFFERENCE = 0.01  # of two gaps: two standard errors of an error on 10,000 test images
+COLUMNS = {
+    **{"measure": "object", "data": "object", "stop": "float64", "score": "object"},
+    **{"value": "float64", "low": "float64", "high": "float64", "networks": "int64", "note": "object"},
+}
+
+
+def with_controls(population: pd.DataFrame) -> pd.DataFrame:
+    """The population with columns of what no measure can beat, what every one should, and a second seed's gap."""
+    draws = np.random.RandomState(0).standard_normal((2, len(population)))
+    seconds = pd.read_parquet(BytesIO((files(__package__) / SECOND_FILE).read_bytes()))
+    again = population[["seed", "stop"]].merge(seconds, on=["seed", "stop"], how="left")["gap"].to_numpy(float)
+    there = population["reached"].to_numpy(bool)
+    twins = there & (population["stop"] == STOPS[-1]).to_numpy()
+    made: dict[str, Any] = {
+        ORACLE: population["test_error"],
+        f"{RESCALED}{ORACLE}": population["test_error"].where(twins),
+    }
+    made |= {CHANCE: np.where(there, draws[0], math.nan), f"{RESCALED}{CHANCE}": np.where(twins, draws[1], math.nan)}
+    return population.assign(**made, **{SECOND: np.where(there, again, math.nan)})
+
+
+def score_all(population: pd.DataFrame, names: Iterable[str]) -> pd.DataFrame:
+    """All scores of these columns of a population, for each of its data sets and stops.
+
+    Args:
+        population: a row per network and stop: settings, `gap`, a column per measure, and `rescaled.…` of twins.
+        names: columns of measures; of those that are not declared, low is taken to be good.
+    """
+    known = {name: entry.direction for name, entry in declarations().items()}
+    rows = []
+    for (data, stop), part in population[population["reached"]].groupby(["data", "stop"], sort=False):
+        for name in names:
+            sign, twins = SIGNS[known.get(name, BASELINES.get(name, "lower"))], stop == STOPS[-1]
+            scores = _chance(part, twins=twins) if name == CHANCE else _scores(part, name, sign, twins=twins)
+            for score, found in scores.items():
+                ends = (found.value, found.low, found.high, found.n, found.note)
+                rows.append((name, data, stop, score, *ends))
+    return pd.DataFrame(rows, columns=list(COLUMNS)).astype(COLUMNS)
+
+
+def _chance(part: pd.DataFrame, *, twins: bool) -> dict[str, Estimate]:
+    """The scores of random numbers: their means over draws, and where 95 % of the draws lie."""
+    random = np.random.RandomState(1)
+    drawn: dict[str, list[float]] = {}
+    for _ in range(DRAWS):
+        values = random.standard_normal((2, len(part)))
+        one = part.assign(**{CHANCE: values[0], f"{RESCALED}{CHANCE}": values[1]})
+        for score, found in _scores(one, CHANCE, 1.0, twins=twins).items():
+            drawn.setdefault(score, []).append(found.value)
+    note = f"mean of {DRAWS} draws, and where 95 % of them lie"
+    scores = {}
+    for score, values_of in drawn.items():
+        low, high = (float(np.nanpercentile(np.asarray(values_of), end)) for end in (2.5, 97.5))
+        scores[score] = Estimate(float(np.nanmean(values_of)), low, high, n=len(part), note=note)
+    return scores
+
+
+def _scores(part: pd.DataFrame, name: str, sign: float, *, twins: bool) -> dict[str, Estimate]:
+    """The scores of one measure on the networks of one data set at one stop."""
+    settings = [setting for setting in SETTINGS if part[setting].nunique() > 1]
+    turned = part.assign(turned=sign * part[name].astype(float)) if name in part else part.assign(turned=math.nan)
+    turned = turned[np.isfinite(turned["turned"])]
+    constant = turned["turned"].nunique() < 2
+    if len(turned) < 2 or constant or not settings:
+        note = "the same on all networks" if len(turned) > 1 and constant else "no values"
+        return {
+            score: Estimate(math.nan, n=len(turned), note=note) for score in SCORES if twins or score not in OF_TWINS
+        }
+    signs = sign_error(turned, "turned", TARGET, settings, smallest_difference=SMALLEST_DIFFERENCE)
+    found = {
+        "tau": correlate(turned["turned"], turned[TARGET], "kendall"),
+        "psi": granulated_kendall(turned, "turned", TARGET, settings).average,
+        "information": conditional_mutual_information(turned, "turned", TARGET, settings),
+        "worst_error": _noted(signs.worst, signs.worst_environment),
+    }
+    if twins:
+        after = (
+            sign * turned[f"{RESCALED}{name}"].astype(float)
+            if f"{RESCALED}{name}" in turned
+            else turned["turned"] * math.nan
+        )
+        found["survival"] = correlate(turned["turned"], after, "kendall")
+        found["tau_rescaled"] = correlate(after, turned[TARGET], "kendall")
+    return found
+
+
+def _noted(found: Estimate, note: str) -> Estimate:
+    return Estimate(found.value, found.low, found.high, n=found.n, method=found.method, note=note)
