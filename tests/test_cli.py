@@ -108,7 +108,7 @@ def test_measures_and_bounds_are_explained(run: Run) -> None:
     outcome = run("measures", "margin", "parameter_*")
     titles = [line for line in outcome.out.splitlines() if line and not line.startswith(" ")]
     assert titles == ["margin", "parameter_count", "parameter_counting"]
-    for words in ("Neyshabur et al. 2017", "epsilon=0.05", "symbol", "invariant under", "loss in [0, 1]"):
+    for words in ("Neyshabur et al. 2017", "epsilon = 0.05", "Usual values", "Unchanged by", "loss in [0, 1]"):
         assert words in outcome.out
     unknown = run("measures", "margn")
     assert (unknown.code, unknown.out) == (2, "")

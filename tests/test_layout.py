@@ -23,7 +23,8 @@ LONGEST = 400
 # From the ground up. A file imports only from levels below its own, or from its own package.
 LEVELS = (
     {"errors", "lazy_names", "version"},
-    {"disk", "formatting", "limits", "noise", "switches"},
+    {"disk", "formatting", "formulas", "limits", "noise", "switches"},
+    {"definitions"},
     {"progress", "guards", "params", "registry", "stats", "ranks", "langevin", "rows", "standing"},
     {"files", "headlines"},
     {"result", "tensor_files"},

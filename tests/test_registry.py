@@ -16,7 +16,7 @@ from torch import nn
 
 import flatscope as fs
 from flatscope import registry
-from flatscope.cli.run_measure import measure_page
+from flatscope.cli.measure_text import measure_page
 from flatscope.context import Context
 from flatscope.errors import InputError, UnknownNameError
 from flatscope.registry import (
@@ -175,7 +175,7 @@ def test_a_declaration_is_read_from_its_function() -> None:
     assert entry.family == "test registry"
     assert entry.options == {"draws": 3, "alpha": 1, "rule": "a", "each": (1,)}
     page = measure_page(entry)
-    for words in ("zz_read", "Something.", "beyond the papers, none", "draws=3, alpha=1, rule='a'", "test"):
+    for words in ("zz_read", "Something.", "beyond the papers, none", "draws = 3", "rule = 'a'", "test data"):
         assert words in page
 
 

@@ -15,6 +15,7 @@ import command_page
 import example_pages
 import leaderboard_page
 import measure_pages
+import measure_pictures
 import networks_table
 import notebook_pages
 import symmetry_matrix
@@ -68,7 +69,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     pages |= {target: (ROOT / source).read_text(encoding="utf-8") for source, target in AT_ROOT.items()}
     for path, text in pages.items():
         files.append(File.generated(config, path, content=text))
-    for path, picture in {**benchmark_page.pictures(), **notebook_pages.pictures(), **leaderboard_page.pages()}.items():
+    made = {**benchmark_page.pictures(), **notebook_pages.pictures(), **leaderboard_page.pages()}
+    for path, picture in {**made, **dict(measure_pictures.pictures())}.items():
         files.append(File.generated(config, path, content=picture))
     for path, text in notebook_pages.pages():
         files.append(File.generated(config, path, content=text))

@@ -16,28 +16,16 @@ from typing import Any
 import networks_table
 import numpy as np
 import pandas as pd
+from measure_words import cell, markdown, reading, sentence, symbols, worth
 
 import flatscope as fs
 from flatscope.formatting import options_words, with_error, written
-from flatscope.registry import PAPERS, SYMMETRIES, Declaration, declarations, family_name
+from flatscope.registry import COSTS, NEEDS, PAPERS, SEARCHES, SYMMETRIES, Declaration, declarations, family_name
 from flatscope.training.benchmarking.leaderboard import Leaderboard, released_leaderboard, score_number
 
 HERE = Path(__file__).parent
 EXAMPLE = HERE / "example_network.py"
 TWINS = {"layers rescaled": "layer", "units rescaled": "unit"}
-COSTS = {
-    "light": "at most one pass over the data",
-    "sweep": "a sweep: some passes over the data, shared with others of this cost",
-    "long": 'long: a search or many draws; run only when asked for by name or with `"all"`',
-}
-NEEDS = {
-    "test": "test data",
-    "initial": "the weights before training (`initial=`)",
-    "classes": "class labels",
-    "layers": "layers that can be read off the network",
-    "every_layer": "that every trainable matrix is a recognised layer",
-    "chain": "a chain of layers without branches",
-}
 BOTH = ("measure", "bound")
 
 
@@ -136,7 +124,7 @@ def overview(kind: str, known: list[Declaration]) -> str:
         lines += ["| " + " | ".join(head) + " |", "|---|---|---|"]
         for entry in entries:
             last = _chips(entry) if kind == "measure" else _paper(entry)
-            lines.append(f"| [`{entry.name}`]({entry.name}.md) | {_cell(entry.summary)} | {last} |")
+            lines.append(f"| [`{entry.name}`]({entry.name}.md) | {cell(entry.summary)} | {last} |")
     if kind == "measure":
         lines += ["", *_example_code()]
     return "\n".join(lines) + "\n"
@@ -151,30 +139,35 @@ def page(entry: Declaration, known: list[Declaration], examples: Examples, works
         "---",
         f"# `{entry.name}`",
         "",
-        f"**{_math(entry.summary)}**",
+        f"**{markdown(entry.summary)}**",
         "",
         "$$",
         entry.symbol,
         "$$",
         "",
+        *symbols(entry),
+        *reading(entry),
+        *worth(entry),
+        "## In short",
+        "",
         "| | |",
         "|---|---|",
-        *(f"| {name} | {_cell(value)} |" for name, value in _facts(entry).items() if value),
+        *(f"| {name} | {cell(value)} |" for name, value in _facts(entry).items() if value),
         "",
     ]
     if body:
-        lines += [_math(body), ""]
+        lines += [markdown(body), ""]
     if entry.conventions:
-        lines += ["**Conventions.** " + _sentence(entry.conventions), ""]
+        lines += ["**Conventions.** " + sentence(entry.conventions), ""]
     if entry.assumptions:
-        lines += ["## What it assumes", "", *(f"- {_math(words)}" for words in entry.assumptions), ""]
+        lines += ["## What it assumes", "", *(f"- {markdown(words)}" for words in entry.assumptions), ""]
     lines += _options(entry, arguments)
     lines += _example(entry, examples)
     if entry.kind == "measure":
         lines += _where(entry, works)
     others = [other for other in known if other.family == entry.family and other is not entry]
     if others:
-        lines += ["## Of the same family", "", *(f"- [`{o.name}`]({o.name}.md): {_math(o.summary)}" for o in others)]
+        lines += ["## Of the same family", "", *(f"- [`{o.name}`]({o.name}.md): {markdown(o.summary)}" for o in others)]
     return "\n".join(lines) + "\n"
 
 
@@ -193,12 +186,11 @@ def _facts(entry: Declaration) -> dict[str, str]:
         }
     return facts | {
         "Cost": COSTS[entry.cost] + (f"; at most {_passes(entry)}" if entry.passes else ""),
-        "Exact": {
-            "lower": "no: a lower bound that a search found",
-            "upper": "no: an upper bound that a search found",
-        }.get(
-            entry.search, "yes, where the row says so" if entry.exact else "no: an estimate, with its standard error"
-        ),
+        "Exact": f"no: {SEARCHES[entry.search]}"
+        if entry.search
+        else "yes, where the row says so"
+        if entry.exact
+        else "no: an estimate, with its standard error",
         "Needs": ", ".join(NEEDS[word] for word in sorted(entry.needs)),
     }
 
@@ -242,20 +234,6 @@ def _chips(entry: Declaration) -> str:
     return " ".join(map(_chip, kept)) or "nothing"
 
 
-def _cell(text: str) -> str:
-    return _math(text).replace("|", "\\|").replace("\n", " ")
-
-
-def _sentence(text: str) -> str:
-    text = _math(text)
-    return text[0].upper() + text[1:] + ("" if text.endswith(".") else ".")
-
-
-def _math(text: str) -> str:
-    """Formulas as docstrings mark them, as Markdown marks them."""
-    return re.sub(r":math:`([^`]*)`", r"$\1$", text)
-
-
 def _docstring(entry: Declaration) -> tuple[str, dict[str, str]]:
     """The text between the first line and the arguments, and what each argument is."""
     text = inspect.getdoc(entry.function) or ""
@@ -272,7 +250,7 @@ def _options(entry: Declaration, arguments: dict[str, str]) -> list[str]:
         return []
     call = "bounds" if entry.kind == "bound" else "measure"
     name, default = next(iter(options.items()))
-    rows = [f"| `{name}` | `{default!r}` | {_cell(arguments.get(name, ''))} |" for name, default in options.items()]
+    rows = [f"| `{name}` | `{default!r}` | {cell(arguments.get(name, ''))} |" for name, default in options.items()]
     return [
         "## Options",
         "",
@@ -331,7 +309,7 @@ def _value_table(rows: pd.DataFrame) -> list[str]:
     return [
         "| " + " | ".join(heads[i] for i in kept) + " |",
         "|" + "---|" * len(kept),
-        *("| " + " | ".join(_cell(row[i]) for i in kept) + " |" for row in shown[:8]),
+        *("| " + " | ".join(cell(row[i]) for i in kept) + " |" for row in shown[:8]),
         *(["", *more] if more else []),
     ]
 
@@ -353,7 +331,7 @@ def _where(entry: Declaration, works: dict[str, dict[str, str]]) -> list[str]:
     by_reason: dict[str, list[str]] = {}
     for network, reason in reasons.items():
         by_reason.setdefault("no time left" if reason.startswith("not begun") else reason, []).append(network)
-    return [*lines, *(f"- {', '.join(names)}: {_math(reason)}" for reason, names in by_reason.items()), ""]
+    return [*lines, *(f"- {', '.join(names)}: {markdown(reason)}" for reason, names in by_reason.items()), ""]
 
 
 def _example_code() -> list[str]:

@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
+from flatscope.definitions import Definition, own_definition
 from flatscope.errors import InputError, UnknownNameError, refuse_unknown
 
 # Packages whose import declares our measures and bounds. They stand on this file, so that only their names are here.
@@ -42,8 +43,19 @@ PATH_SYMMETRIES = FUNCTION_SYMMETRIES - {"attention_scaling", "norm_scaling"}
 LAYER_SYMMETRIES = frozenset({"layer_scaling", "permutation"})  # of what treats each layer as a whole
 LEVELS = ("network", "layer", "unit", "sample")
 DIRECTIONS = ("lower", "higher", "none")
-NEEDS = ("test", "initial", "classes", "layers", "every_layer", "chain")
-COSTS = ("light", "sweep", "long")
+NEEDS = {
+    "test": "test data",
+    "initial": "the weights before training (`initial=`)",
+    "classes": "class labels",
+    "layers": "layers that can be read off the network",
+    "every_layer": "that every trainable matrix is a recognised layer",
+    "chain": "a chain of layers without branches",
+}
+COSTS = {
+    "light": "at most one pass over the data",
+    "sweep": "a sweep: some passes over the data, shared with others of this cost",
+    "long": 'long: a search or many draws; run only when asked for by name or with `"all"`',
+}
 # What is measured where nobody names anything: is it a minimum, how flat as people usually say it, how flat by what no
 # rescaling changes, and the norms and margins that predict generalization best on the benchmark.
 CORE = (
@@ -59,7 +71,11 @@ CORE = (
 )
 # Values of layers and samples that the sweeps of the core set give besides: what the pictures of a report show.
 PICTURED = ("layer_trace", "kappa_trace", "rho_layer_sum", "functional_margin")
-SEARCHES = ("", "lower", "upper")
+SEARCHES = {
+    "": "",
+    "lower": "a lower bound of the maximum, which a search found",
+    "upper": "an upper bound of the minimum, which a search found",
+}
 PAPERS: Mapping[str, str] = MappingProxyType(
     {
         "yi2019": "Yi et al. 2019",
@@ -117,10 +133,8 @@ class Facts:
     # "lower" if lower values are expected to go with better generalization, "higher", or "none"
     direction: str = "none"
     invariant_under: Set[str] = frozenset()  # symmetries of the function that leave the value unchanged
-    # "test" data, "initial" weights, "classes" (class labels), "layers" (the weights that act, as they are read off the
-    # network), "every_layer" (and no trainable matrix may be missing), a "chain" of layers
-    needs: Set[str] = frozenset()
-    cost: str = "light"  # "light" (at most a pass), "sweep" (some passes) or "long" (left out unless asked for)
+    needs: Set[str] = frozenset()  # words of `NEEDS`
+    cost: str = "light"  # a word of `COSTS`; "long" ones are left out unless asked for
     # the most passes over the data, by kind, with default options; None if it depends on the data
     passes: Mapping[str, float] | None = None
     # what it usually takes, where that is not `passes`, for plans: passes by kind, or a "sweep" of all columns and the
@@ -144,6 +158,8 @@ class Facts:
     # whether it depends on the outputs as a function of the inputs alone, so that networks of different architectures
     # can be compared by it
     function_only: bool = False
+    # what its symbols stand for, what large and small values say, when not to trust it; ours have theirs in files
+    definition: Definition | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -235,7 +251,9 @@ class bound(Facts):  # noqa: N801
 
 
 def _add(facts: Facts, function: F, kind: str) -> F:
-    declaration = Declaration(name=function.__name__, function=function, kind=kind, **vars(facts))
+    name = function.__name__
+    known_facts = vars(facts) | {"definition": own_definition(name) or facts.definition}
+    declaration = Declaration(name=name, function=function, kind=kind, **known_facts)
     _check(declaration)
     if not declaration.function.__module__.startswith(OWN_FAMILIES):
         _load_own_families()  # a name of ours is refused to others, whoever comes first
@@ -273,7 +291,7 @@ def derived(
         function.__doc__ = f"{inspect.cleandoc(function.__doc__ or '')}\n\nArgs:\n{words}"
         function.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
         facts = {each.name: getattr(declared(base), each.name) for each in fields(Facts)}
-        return measure(**facts | changed)(function)
+        return measure(**facts | {"definition": None} | changed)(function)
 
     return declare
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fnmatch
-import inspect
 import json
 import math
 import sys
@@ -16,6 +15,7 @@ import typer
 from rich.text import Text
 
 from flatscope import measuring
+from flatscope.cli.measure_text import measure_list, measure_page
 from flatscope.cli.options import MeasureCommand
 from flatscope.cli.output import (
     check_outputs,
@@ -50,7 +50,7 @@ from flatscope.measured_standing import standing_of
 from flatscope.network.units import SCALES_STOP
 from flatscope.progress import DELAY_SECONDS
 from flatscope.ranks import process_group
-from flatscope.registry import CORE, PAPERS, PICTURED, Declaration, declarations, family_name
+from flatscope.registry import CORE, PICTURED, Declaration, declarations, family_name
 from flatscope.reports.measured import MANY, RESCALINGS, captions, lines
 from flatscope.standing import STANDING, Standing
 from flatscope.table import Table
@@ -156,46 +156,12 @@ def list_measures(names: list[str] | None, all_of_them: bool) -> None:
             if not matching:
                 raise UnknownNameError.among(name, known, "measure or bound")
             for match in matching:
-                typer.echo(measure_page(known[match]))
+                typer.echo(measure_page(known[match], console().width))
         return
     if not all_of_them:
         _show_families()
         return
-    for kind in ("measure", "bound"):
-        rows = [
-            [e.name, e.per, e.summary, ", ".join(sorted(e.invariant_under)) or "—", e.cost, PAPERS[e.paper]]
-            for e in declarations(kind).values()
-        ]
-        show_grid(["name", "per", "what", "invariant under", "cost", "paper"], rows, title=f"{kind}s")
-
-
-def measure_page(entry: Declaration) -> str:
-    """Everything that is known about one measure, as text."""
-    facts = {
-        "symbol": entry.symbol,
-        "paper": f"{PAPERS[entry.paper]}, {entry.equation}",
-        "per": entry.per,
-        "direction": {"none": "not ordered"}.get(
-            entry.direction, f"{entry.direction} is expected to generalize better"
-        ),
-        "invariant under": ", ".join(sorted(entry.invariant_under)) or "nothing",
-        "BatchNorm": "folded first" if entry.on_folded else "as given",
-        "needs": ", ".join(sorted(entry.needs)) or "nothing more",
-        "cost": entry.cost,
-        "search": {"lower": "a lower bound that a search found", "upper": "an upper bound that a search found"}.get(
-            entry.search, ""
-        ),
-        "conventions": entry.conventions,
-        "assumptions": "; ".join(entry.assumptions),
-        "options": ", ".join(
-            f"{name}={value!r}" for name, value in entry.options.items() if value is not inspect._empty
-        ),
-    }
-    width = max(len(name) for name in facts)
-    listed = "\n".join(f"  {name:<{width}}  {value}" for name, value in facts.items() if value)
-    doc = inspect.getdoc(entry.function) or ""
-    indented = "\n".join(f"  {line}".rstrip() for line in doc.splitlines())
-    return f"{entry.name}\n{indented}\n\n{listed}\n"
+    typer.echo(measure_list(console().width))
 
 
 def _show_families() -> None:
@@ -208,7 +174,9 @@ def _show_families() -> None:
         plain = [name for name in members if not name.endswith(VARIANTS)]
         varied = [name for name in plain if any(f"{name}{ending}" in members for ending in VARIANTS)]
         rows.append([family, ", ".join(f"{name}*" if name in varied else name for name in plain)])
-    show_grid(["family", "names"], [*rows, ["bounds", ", ".join(declarations("bound"))]])
+    show_grid(
+        ["family", "names"], [["by default", ", ".join(CORE)], *rows, ["bounds", ", ".join(declarations("bound"))]]
+    )
     endings = " and ".join(f"_{ending.strip('_')}" for ending in VARIANTS)
     show_note(f"* also with {endings}. flatscope measures NAME explains one, flatscope measures --all lists each")
 

@@ -81,6 +81,12 @@ def records_by_measure(difference: str) -> dict[str, Record]:
     return {name: Record(*numbers) for name, *numbers in zip(*columns, strict=True)}
 
 
+def records_of(measure: str) -> dict[str, Record]:
+    """The records of one measure by what the networks differ in; empty where it was not scored."""
+    known = {difference: records_by_measure(difference).get(measure) for difference in DIFFERENCES}
+    return {difference: record for difference, record in known.items() if record is not None}
+
+
 def difference_of(architectures: Iterable[str]) -> str:
     """The kind of difference between networks of which these are the modules, as text.
 

@@ -149,7 +149,7 @@ def l1_class(ctx: Context) -> L1Class:
 
 
 @_by_l1_norms(
-    symbol=r"\sqrt{2\log 2d}\,\tfrac{\prod_i 2B_i}{\sqrt n} + \sqrt{\tfrac{\log(1/\delta)}{2n}}",
+    symbol=r"c\, x_{\max} \sqrt{2\log 2d}\,\tfrac{\prod_i 2B_i}{\sqrt n} + \sqrt{\tfrac{\log(1/\delta)}{2n}}",
     equation="Lemma 4, eq (57), with log 2d",
     assumptions=(
         "loss in [0, 1], 1-Lipschitz in y f(x) and constant where that is large, as the ramp loss is",

@@ -251,7 +251,7 @@ def sampled_errors(
 
 @bound(
     symbol=r"\mathrm{kl}^{-1}\!\left(\mathrm{kl}^{-1}\!\left(\hat e,\ \tfrac{1}{k}\ln\tfrac{1}{\delta'}\right),\ "
-    r"\frac{\mathrm{KL}(Q \| N(w_0, \lambda_j)) + \ln\frac{\pi^2 j^2 n}{6 \delta}}{n-1}\right)",
+    r"\frac{\mathrm{KL}(Q \parallel N(w_0, \lambda_j)) + \ln\frac{\pi^2 j^2 n}{6 \delta}}{n-1}\right)",
     paper="flatscope",
     equation="Dziugaite and Roy (2017), Theorem 1 and Section 3",
     assumptions=(

@@ -69,7 +69,7 @@ def gaussian_kl(shift: Params, sigma: Params, prior_sigma: float | Params) -> fl
 
 
 @bound(
-    symbol=r"\mathbb{E}_\nu \hat L(w+\nu) + \sqrt{\tfrac1n (\mathrm{KL}(w+\nu \| P) + \ln\tfrac{2n}{\delta})}",
+    symbol=r"\mathbb{E}_\nu \hat L(w+\nu) + \sqrt{\tfrac1n (\mathrm{KL}(w+\nu \parallel P) + \ln\tfrac{2n}{\delta})}",
     paper="neyshabur2017",
     equation="(5), (6)",
     assumptions=(

@@ -159,7 +159,7 @@ def psi_theorem_5_1(
 
 
 @_of_ball(
-    symbol=r"C_L C \sqrt{N} \min(q \|v_{all}\|_2,\ \epsilon + \sqrt{n_p - m + H}\, q \max_p |v_p|)",
+    symbol=r"C_L C \sqrt{N} \min(q \|v_{\mathrm{all}}\|_2,\ \epsilon + \sqrt{n_p - m + H}\, q \max_p |v_p|)",
     equation="Theorem 5.1, corrected",
     assumptions=(
         "bounds the rise of the training loss within the ball, not a generalization gap",

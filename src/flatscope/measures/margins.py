@@ -144,9 +144,9 @@ def declare_with_margin(
     over_margin.__doc__ = f"""Squared ratio of `{name}` to the margin of the training set.
 
 The quantity of Figure 1: factors that depend on depth and width alone are left out."""
-    printed.__doc__ = f"""Capacity of networks with this `{name}` and margin, as printed.
+    printed.__doc__ = f"""Capacity of networks of this `{name}` and margin: samples that they need, up to constants.
 
-The squared ratio times the factors that depend on depth and width."""
+As printed: the squared ratio times the factors that depend on depth and width."""
     own: dict[str, tuple[Any, str]] = {
         "epsilon": (0.05, "fraction of the training samples that may lie at or below the margin.")
     }

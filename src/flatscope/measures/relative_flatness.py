@@ -56,15 +56,19 @@ def kappa(ctx: Context, **options: Any) -> dict[str, Value]:
     return _times_squared_norm(ctx, layer_max_eigenvalue(ctx, **options))
 
 
-@_of_network(kappa, symbol=r"\kappa^{\max} = \max_l \kappa^l", caption="sharpest layer, relative to weights")
+@_of_network(
+    kappa,
+    symbol=r"\kappa^{\max} = \max_l \|w^l\|_F^2\, \lambda_{\max}(H_l)",
+    caption="sharpest layer, relative to weights",
+)
 def kappa_max(ctx: Context, **options: Any) -> Value:
-    """Largest kappa over the layers."""
+    """Squared weight norm times largest Hessian eigenvalue, of the layer where that is largest."""
     return largest(kappa(ctx, **options))
 
 
-@_of_network(kappa, symbol=r"\kappa^{\Sigma} = \sum_l \kappa^l")
+@_of_network(kappa, symbol=r"\kappa^{\Sigma} = \sum_l \|w^l\|_F^2\, \lambda_{\max}(H_l)")
 def kappa_sum(ctx: Context, **options: Any) -> Value:
-    """Sum of kappa over the layers."""
+    """Squared weight norm times largest Hessian eigenvalue, summed over the layers."""
     values = kappa(ctx, **options)
     total, low, high = (sum(parts) for parts in zip(*map(bracket, values.values()), strict=True))
     exact = all_exact(values)
@@ -84,19 +88,19 @@ def kappa_trace(ctx: Context, **options: Any) -> dict[str, Value]:
     return _times_squared_norm(ctx, layer_trace(ctx, **options))
 
 
-@_of_network(kappa_trace, symbol=r"\kappa_\tau^{\max} = \max_l \kappa_\tau^l")
+@_of_network(kappa_trace, symbol=r"\kappa_\tau^{\max} = \max_l \|w^l\|_F^2 \operatorname{Tr} H_l")
 def kappa_trace_max(ctx: Context, **options: Any) -> Value:
-    """Largest kappa_trace over the layers."""
+    """Squared weight norm times Hessian trace, of the layer where that is largest."""
     return largest(kappa_trace(ctx, **options))
 
 
 @_of_network(
     kappa_trace,
-    symbol=r"\kappa_\tau^{\Sigma} = \sum_l \kappa_\tau^l",
+    symbol=r"\kappa_\tau^{\Sigma} = \sum_l \|w^l\|_F^2 \operatorname{Tr} H_l",
     caption="curvature × layer norm²",
 )
 def kappa_trace_sum(ctx: Context, **options: Any) -> Value:
-    """Sum of kappa_trace over the layers."""
+    """Squared weight norm times Hessian trace, summed over the layers."""
     # With an error of its own: that of independent layers would be wrong, since they share their draws.
     return network_value(ctx, "kappa_trace", **options, reason=shared_reason(kappa_trace(ctx, **options)))
 
@@ -116,7 +120,7 @@ def kappa_trace_sum(ctx: Context, **options: Any) -> Value:
 def rho_unit(
     ctx: Context, *, reading: str = "column", precision: float | None = None, most_products: int = 1024
 ) -> dict[str, Value]:
-    """Curvature along the weights of each input of a layer: w(j)ᵀ H w(j).
+    """Curvature times squared weights of each input of a layer; unchanged by rescaling.
 
     Args:
         reading: "column" (the paper's: the weights of an input of the layer) or "row" (those of an output unit).
@@ -135,27 +139,27 @@ def _quantity(reading: str) -> str:
 _of_rho = partial(derived, rho_unit, equation="Table 1", per="layer", conventions=CONVENTIONS)
 
 
-@_of_rho(symbol=r"\rho^l = \max_j \rho^l(j)")
+@_of_rho(symbol=r"\rho^l = \max_j w^l(j)^\top H_l\, w^l(j)")
 def rho(ctx: Context, **options: Any) -> dict[str, Value]:
-    """Largest rho_unit in each layer."""
+    """Curvature times squared weights of the input of a layer where that is largest; unchanged by rescaling."""
     return largest_units(rho_unit(ctx, **options))
 
 
-@_of_rho(symbol=r"\rho_\sigma^l = \sum_j \rho^l(j)")
+@_of_rho(symbol=r"\rho_\sigma^l = \sum_j w^l(j)^\top H_l\, w^l(j)")
 def rho_layer_sum(ctx: Context, reading: str = "column", **options: Any) -> dict[str, Value]:
-    """Sum of rho_unit over each layer."""
+    """Curvature times squared weights, summed over the inputs of a layer; unchanged by rescaling."""
     return layer_values(ctx, f"{_quantity(reading)}_sum", **options)
 
 
-@_of_network(rho_unit, symbol=r"\rho^{\max} = \max_l \rho^l")
+@_of_network(rho_unit, symbol=r"\rho^{\max} = \max_{l,\, j} w^l(j)^\top H_l\, w^l(j)")
 def rho_max(ctx: Context, **options: Any) -> Value:
-    """Largest rho_unit in the network."""
+    """Curvature times squared weights of the input where that is largest; unchanged by rescaling."""
     return largest(rho(ctx, **options))
 
 
-@_of_network(rho_unit, symbol=r"\rho^{\Sigma} = \sum_l \rho_\sigma^l", caption="curvature × weights²")
+@_of_network(rho_unit, symbol=r"\rho^{\Sigma} = \sum_l \sum_j w^l(j)^\top H_l\, w^l(j)", caption="curvature × weights²")
 def rho_sum(ctx: Context, reading: str = "column", **options: Any) -> Value:
-    """Sum of rho_unit over the network."""
+    """Curvature times squared weights, summed over all inputs of all layers; unchanged by rescaling."""
     reason = shared_reason(rho_unit(ctx, reading=reading, **options))
     return network_value(ctx, f"{_quantity(reading)}_sum", **options, reason=reason)
 
@@ -170,5 +174,5 @@ def rho_sum(ctx: Context, reading: str = "column", **options: Any) -> Value:
     "rows, equal ones included; the paper evaluates it at a minimum, here at any weights",
 )
 def relative_flatness(ctx: Context, **options: Any) -> dict[str, Value]:
-    """Row-by-row relative flatness of each layer: inner products of rows times traces of their Hessian blocks."""
+    """Inner products of a layer's rows times traces of their Hessian blocks, summed over all pairs of rows."""
     return layer_values(ctx, "relative_flatness", **options)

@@ -29,7 +29,8 @@ IDENTITY = 1e-3  # agreement, in single precision, of the input gradient with wh
 
 
 @measure(
-    symbol=r"\tilde E(\gamma) = \tfrac{1}{n} \sum_i 1[f(x_i + \gamma \epsilon_i) \neq y_i],\ \epsilon_i \sim N(0, I)",
+    symbol=r"\tilde E(\gamma) = \tfrac{1}{n} \sum_i \mathbf{1}[f(x_i + \gamma \epsilon_i) \neq y_i],"
+    r"\ \epsilon_i \sim N(0, I)",
     paper="zhang2017",
     equation="Section 9.5, eq (44), Figure 20",
     direction="lower",
