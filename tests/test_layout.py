@@ -150,7 +150,18 @@ LOCAL_NUMBERS = {
 }
 MOST_HIDDEN_IMPORTS = 4
 EMPTY_WORDS = {"utils", "util", "helpers", "helper", "common", "misc", "core", "impl", "settings"}
-OPTIONAL = ("ray", "pooch", "playwright", "requests", "lightning", "transformers", "tensorboard", "mlflow", "wandb")
+OPTIONAL = (
+    "ray",
+    "pooch",
+    "playwright",
+    "requests",
+    "lightning",
+    "transformers",
+    "datasets",
+    "tensorboard",
+    "mlflow",
+    "wandb",
+)
 
 LIBRARY_FILES, PAPERS_FILES = (sorted(folder.rglob("*.py")) for folder in (SOURCE, PAPERS_SOURCE))
 TRAINING_FILES = sorted(TRAINING_SOURCE.rglob("*.py"))

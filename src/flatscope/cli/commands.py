@@ -18,9 +18,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from flatscope.cli.decision_options import DiagonalCommand, ForecastCommand, SensitivityCommand
 from flatscope.cli.options import (
-    AtlasCommand,
     AuditCommand,
-    BenchmarkCommand,
     CompareCommand,
     EngineOptions,
     ExplainCommand,
@@ -32,6 +30,7 @@ from flatscope.cli.options import (
     StoreRoot,
     TrainCommand,
 )
+from flatscope.cli.population_options import AtlasCommand, BenchmarkCommand
 
 Run = Callable[..., None]
 # Several processes of these would write the same files at once, and each would do all of the work.

@@ -20,7 +20,9 @@ KEPT_FOLDER = "kept"  # where it keeps weights along the way
 
 DataName = Annotated[
     str,
-    typer.Option("--data", help="digits, mnist, fashion-mnist, cifar10, file.npz, file.py:function, module:function."),
+    typer.Option(
+        "--data", help="digits, mnist, fashion-mnist, cifar10, file.npz, file.py:function, hf:FOLDER, -FILE or -ID."
+    ),
 ]
 ModelName = Annotated[str, typer.Option("--model", help="file.py:factory, timm:NAME, hf:FOLDER-OR-ID, or a built-in.")]
 _MEASURES = 'Name or glob, "standard" or "all"; repeatable. The core set by default.'
@@ -32,7 +34,7 @@ Initial = Annotated[
     ),
 ]
 StoreRoot = Annotated[str, typer.Option("--store", help="Folder of the results, or an address (s3://…).")]
-_AS_LOAD_CALLS_THEM = {"data": "name", "data_root": "root", "data_seed": "seed"}
+_AS_LOAD_CALLS_THEM = {"data": "name", "data_root": "root", "data_seed": "seed", "column": "columns"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +63,9 @@ class DataOptions:
     flatten: Annotated[bool, typer.Option("--flatten", help="One vector per sample.")] = False
     # Not the seed of training: networks of different seeds must be measured on the samples they were trained on.
     data_seed: Annotated[int, typer.Option(help="Of subsets and of the split of digits.")] = 0
+    column: Annotated[
+        list[str] | None, typer.Option(help="Of hf: data: input=NAME (several with commas) or label=NAME; repeatable.")
+    ] = None
 
     def for_load(self) -> dict[str, Any]:
         """As arguments of `data.loading.load`."""
@@ -330,57 +335,6 @@ class TrainCommand(ModelOptions, DataOptions):
     ] = 0
     init: Annotated[str | None, typer.Option(help="Initialisation; the model's own by default.")] = None
     device: Annotated[str, typer.Option(help="cpu, cuda, …")] = "cpu"
-
-
-@dataclass(frozen=True, kw_only=True)
-class AtlasCommand(OutputOptions):
-    """Correlate measures with the gap along training: after every epoch, at every training loss and accuracy."""
-
-    source: Annotated[
-        str,
-        typer.Argument(
-            help="Networks along training: .parquet or .csv with one row per network and epoch, or a store."
-        ),
-    ]
-    target: Annotated[str, typer.Option(help="Column that measures should go along with; gap by default.")] = ""
-    measures: Annotated[
-        list[str] | None,
-        typer.Option("--measure", "-m", help="Column of a measure; repeatable. Declared ones by default."),
-    ] = None
-    by: Annotated[list[str] | None, typer.Option(help="Setting to hold fixed, as a batch size; repeatable.")] = None
-    kinds: Annotated[
-        list[str] | None,
-        typer.Option("--kind", help="pearson, spearman or kendall; repeatable. The first two by default."),
-    ] = None
-    where: Annotated[
-        list[str] | None, typer.Option(help="Rows to take: COLUMN=VALUE or COLUMN!=VALUE; repeatable.")
-    ] = None
-    network: Annotated[str, typer.Option(help="Column that tells networks apart: network, trial, name or key.")] = ""
-    resamples: Annotated[int, typer.Option(help="Of the networks, for intervals.")] = 1000
-    seed: Annotated[int, typer.Option(help="Of the resamples.")] = 0
-
-
-@dataclass(frozen=True, kw_only=True)
-class BenchmarkCommand(OutputOptions):
-    """Score measures, also your own, on the released population: do they rank networks as generalization does?"""
-
-    measures: Annotated[
-        list[str] | None,
-        typer.Argument(
-            help="Names or globs of measures; file.py:function for your own. All of the library by default."
-        ),
-    ] = None
-    networks: Annotated[
-        str | None,
-        typer.Option(help="How many, a power of 2 from 8 up, or all; by default all, 64 for measures of your own."),
-    ] = None
-    store: Annotated[
-        str | None, typer.Option(help="Folder of the trained networks; else one in the user's cache folder.")
-    ] = None
-    workers: Annotated[int | None, typer.Option(help="Processes that train; 0 for none but this one.")] = None
-    rebuild: Annotated[
-        Path | None, typer.Option(help="Train and measure the whole population; write its table into this folder.")
-    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)

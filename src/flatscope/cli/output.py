@@ -59,9 +59,9 @@ def show_note(message: str) -> None:
     Screen(stderr=True, soft_wrap=True).print(Text.assemble(("Note: ", "bold yellow"), message))
 
 
-def note_missing_weights(weights: Path | None) -> None:
-    """Say where the numbers come from if no weights were given."""
-    if weights is None:
+def note_missing_weights(model: str, weights: Path | None) -> None:
+    """Say where the numbers come from if no weights were given; those of a hub come with the model."""
+    if weights is None and not model.startswith(("timm:", "hf:")):
         show_note("no --weights were given: these are the weights that the factory made")
 
 

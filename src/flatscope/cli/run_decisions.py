@@ -40,7 +40,7 @@ def run_sensitivity(given: SensitivityCommand) -> None:
         seed=given.seed,
     )
     found.meta |= network_meta(given)
-    note_missing_weights(given.weights)
+    note_missing_weights(given.model, given.weights)
 
     def show() -> None:
         typer.echo(f"{found.headline}\n")
@@ -77,7 +77,7 @@ def run_forecast(given: ForecastCommand) -> None:
     problem, _ = load_problem(given)
     found = forecast(problem, new, budget=given.budget, memory=given.memory)
     found.meta |= network_meta(given) | {"to": str(given.to)}
-    note_missing_weights(given.weights)
+    note_missing_weights(given.model, given.weights)
 
     def show() -> None:
         typer.echo(f"{found.headline}\n")
@@ -94,7 +94,7 @@ def run_diagonal(given: DiagonalCommand) -> None:
     effort = {"precision": given.precision, "budget": given.budget, "memory": given.memory}
     found = diagonal(problem, given.matrix, seed=given.seed, **effort)  # type: ignore[arg-type]
     found.meta |= network_meta(given)
-    note_missing_weights(given.weights)
+    note_missing_weights(given.model, given.weights)
     found.save(given.out)
     show_note(f"diagonal written to {given.out}")
     typer.echo(found.headline)

@@ -114,7 +114,7 @@ def _deliver(
     left = [name for name in declarations("bound") if name not in chosen_bounds(given.bounds, given.bound)]
     if given.bounds and left:
         show_note(f"bounds that take long were not evaluated: {', '.join(left)} (--bound NAME, or --bound all)")
-    note_missing_weights(given.weights)
+    note_missing_weights(given.model, given.weights)
     note_found_initial(given.initial, begun)
 
     others = {name: table for name, table in tables.items() if name != "measures"}

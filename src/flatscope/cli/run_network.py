@@ -61,7 +61,7 @@ def run_audit(given: AuditCommand) -> None:
         if problem.ranks.rank:
             return  # every rank has the same audit; the first one shows it
     found.meta |= network_meta(given)
-    note_missing_weights(given.weights)
+    note_missing_weights(given.model, given.weights)
     note_found_initial(given.initial, begun)
     deliver(found, given, lambda: show_audit(found))
 
@@ -93,7 +93,7 @@ def run_explain(given: ExplainCommand) -> None:
     problem, _ = load_problem(given)
     found = explain(problem, given.measures, given.precision, curvature=given.curvature)
     found.meta |= network_meta(given)
-    note_missing_weights(given.weights)
+    note_missing_weights(given.model, given.weights)
     deliver(found, given, lambda: show_explanation(found))
 
 
@@ -119,7 +119,7 @@ def run_landscape(given: LandscapeCommand) -> None:
     same = ("space", "grid", "span", "seed", "dimensions", "part", "noise", "relative", "rule", "checkpoint")
     surface = landscape(problem, directions=directions, **{name: getattr(given, name) for name in same})
     surface.meta.update(network_meta(given))
-    note_missing_weights(given.weights)
+    note_missing_weights(given.model, given.weights)
     if not (given.out or given.report or given.as_json):
         show_note("no picture was asked for: --out plane.png, or --report page.html, writes one")
     deliver(surface, given, lambda: show_surface(surface))
@@ -174,7 +174,7 @@ def run_spectrum(given: SpectrumCommand) -> None:
     found = [result for result in (pairs, density) if result is not None]
     for result in found:
         result.meta.update(network_meta(given))
-    note_missing_weights(given.weights)
+    note_missing_weights(given.model, given.weights)
     if given.pairs_out is not None and pairs is not None:
         pairs.save(given.pairs_out)
         show_note(f"eigenvalues written to {given.pairs_out}")

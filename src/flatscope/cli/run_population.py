@@ -9,8 +9,8 @@ from typing import Any
 
 import pandas as pd
 
-from flatscope.cli.options import AtlasCommand, BenchmarkCommand
 from flatscope.cli.output import check_folder, check_outputs, command_line, deliver, show_grid, show_note
+from flatscope.cli.population_options import AtlasCommand, BenchmarkCommand
 from flatscope.disk import read_with_sum
 from flatscope.errors import InputError, refuse_unknown
 from flatscope.files import foreign_parquet

@@ -21,7 +21,8 @@ from flatscope.errors import InputError, UnknownNameError, refuse_unknown
 from flatscope.files import file_digest, from_json_bytes
 from flatscope.guards import private_randomness
 from flatscope.inputs.factories import find_factory
-from flatscope.inputs.hub_models import hub_model, is_hub_model
+from flatscope.inputs.hub_models import hub_model, is_hub_model, tokenizer_of
+from flatscope.inputs.hub_tables import is_hub_data
 from flatscope.inputs.loading import Data, DataSource, load, load_or_read
 from flatscope.inputs.weight_files import STATE_FILE, WEIGHTS_FILE, load_weights
 from flatscope.problem import Problem
@@ -107,12 +108,27 @@ def parse_model_options(entries: Iterable[str] | None) -> dict[str, Any]:
 
 def load_data(given: DataOptions) -> Data:
     """The samples that a command line describes, as tensors."""
-    return load(**given.for_load())
+    return load(**_for_load(given))
 
 
 def load_source(given: DataOptions) -> Data | DataSource:
     """The samples that a command line describes, for a `Problem`: also loaders, read as they come."""
-    return load_or_read(**given.for_load())
+    model = getattr(given, "model", "")
+    name = model if isinstance(model, str) else next(iter(model), "")
+    return load_or_read(**_for_load(given), tokenizer=tokenizer_of(name))
+
+
+def _for_load(given: DataOptions) -> dict[str, Any]:
+    """Arguments of `load`, with columns by what they hold."""
+    columns: dict[str, str] = {}
+    for entry in given.column or ():
+        role, found, name = entry.partition("=")
+        if not (found and role and name):
+            raise InputError("input=NAME or label=NAME", repr(entry), where="--column")
+        columns[role] = name
+    if is_hub_data(given.data) and getattr(given, "loss", "") == "next_token":
+        columns.setdefault("label", "input_ids")
+    return given.for_load() | {"columns": columns}
 
 
 def make_problem(network: nn.Module, loaded: Data | DataSource, given: ProblemOptions, **settings: Any) -> Problem:

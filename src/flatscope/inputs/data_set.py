@@ -97,7 +97,7 @@ def from_npz(path: Path) -> Raw:
     test = (arrays["x_test"], arrays["y_test"]) if "x_test" in arrays else None
     names = tuple(str(name) for name in arrays["classes"]) if "classes" in arrays else None
     try:
-        return _checked(path.stem, train, test, names, str(path))
+        return checked_raw(path.stem, train, test, names, str(path))
     except InputError as error:
         raise DataFileError(error.expected, error.got, error.where, error.fix) from error
 
@@ -120,7 +120,7 @@ def from_function(spec: str) -> Raw | DataSource:
     if not all(isinstance(part, tuple | list) and len(part) == 2 and all(map(_is_array, part)) for part in pairs):
         return DataSource(name, train_part, test_part, spec)
     test = None if test_part is None else _as_arrays(test_part)
-    return _checked(name, _as_arrays(train_part), test, None, spec)
+    return checked_raw(name, _as_arrays(train_part), test, None, spec)
 
 
 def collected(source: DataSource, with_test: bool) -> Raw:
@@ -136,7 +136,7 @@ def collected(source: DataSource, with_test: bool) -> Raw:
             raise InputError(expected, "several tensors a sample, or other shapes", f"{source.notes}, {what} part", fix)
         x = torch.cat([inputs for inputs, _ in batches if isinstance(inputs, Tensor)])
         pairs.append(_as_arrays((x, torch.cat([targets for _, targets in batches]))))
-    return _checked(source.name, pairs[0], pairs[1] if len(pairs) > 1 else None, None, source.notes)
+    return checked_raw(source.name, pairs[0], pairs[1] if len(pairs) > 1 else None, None, source.notes)
 
 
 def _parts(made: Any) -> tuple[Any, Any]:
@@ -171,7 +171,7 @@ def _as_arrays(pair: Any) -> Pair:
     return x, y
 
 
-def _checked(name: str, train: Pair, test: Pair | None, classes: tuple[str, ...] | None, where: str) -> Raw:
+def checked_raw(name: str, train: Pair, test: Pair | None, classes: tuple[str, ...] | None, where: str) -> Raw:
     """A user's arrays, once everything that can be wrong with them has been looked at."""
     train = _checked_pair(*train, f"{where}, training part")
     test = _checked_pair(*test, f"{where}, test part") if test else None

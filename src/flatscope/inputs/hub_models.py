@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +11,14 @@ from torch import nn
 from flatscope.errors import InputError, first_line
 from flatscope.guards import private_randomness
 
-SOURCES = ("timm", "hf")
+HUBS = ("timm", "hf")
 OFFLINE = "Without a connection name a folder that save_pretrained wrote"
 
 
 def is_hub_model(model: str) -> bool:
     """Whether this names a network of a hub, not a function of a module."""
     source, _, name = model.partition(":")
-    return source in SOURCES and bool(name)
+    return source in HUBS and bool(name)
 
 
 def hub_model(model: str, options: Mapping[str, Any], *, has_weights: bool, seed: int) -> nn.Module:
@@ -33,6 +33,29 @@ def hub_model(model: str, options: Mapping[str, Any], *, has_weights: bool, seed
     source, _, name = model.partition(":")
     with private_randomness(seed):
         return (_timm if source == "timm" else _hugging_face)(name, dict(options), has_weights).eval()
+
+
+def tokenizer_of(model: str) -> Callable[[], Any] | None:
+    """What makes the tokenizer that was saved with the model `hf:PLACE`; None for other models."""
+    source, _, name = model.partition(":")
+    if source != "hf" or not name:
+        return None
+
+    def made() -> Any:
+        where = f"--model {model}"
+        try:
+            import transformers
+
+            folder = Path(name).expanduser()
+            place = {"local_files_only": True} if folder.is_dir() else {}
+            return transformers.AutoTokenizer.from_pretrained(
+                str(folder) if place else name, trust_remote_code=False, **place
+            )
+        except Exception as problem:
+            fix = "Save it beside the model (tokenizer.save_pretrained), or save the data with a column input_ids"
+            raise InputError("a tokenizer beside the model, for texts", first_line(problem), where, fix) from problem
+
+    return made
 
 
 def _timm(name: str, options: dict[str, Any], has_weights: bool) -> nn.Module:
@@ -58,6 +81,7 @@ def _hugging_face(name: str, options: dict[str, Any], has_weights: bool) -> nn.M
         import transformers
     except ImportError as problem:
         raise InputError("transformers", first_line(problem), where, "pip install transformers") from problem
+    transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     folder = Path(name).expanduser()
     place = {"local_files_only": True} if folder.is_dir() else {}
     if not folder.is_dir() and name.startswith((".", "/", "~")):

@@ -7,6 +7,7 @@ machine and version.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ from torch import Tensor
 
 from flatscope.errors import InputError, UnknownNameError, refuse_unknown
 from flatscope.inputs.data_set import Array, Data, DataSource, Pair, Raw, collected, from_function, from_npz
+from flatscope.inputs.hub_columns import Tokenizer, from_hub
+from flatscope.inputs.hub_tables import is_hub_data
 from flatscope.inputs.known_files import SETS
 from flatscope.inputs.public_sets import (
     EMBEDDED,
@@ -63,6 +66,7 @@ def load(
     flatten: bool = False,
     crop: int | None = None,
     download: bool = False,
+    columns: Mapping[str, str] | None = None,
 ) -> Data:
     """Samples of a data set as tensors, the same for the same arguments everywhere.
 
@@ -84,10 +88,15 @@ def load(
         flatten: one vector per sample.
         crop: side of the centre square to keep (zhang2017 uses 28 of CIFAR-10's 32).
         download: fetch a public set that is not there.
+        columns: of `hf:` data, which column is "input" (several with commas) and which "label"; else they are found.
     """
     refuse_unknown(standardize_by, STANDARDS, "standardize_by")
     with_test = test_size != 0
-    found = name if isinstance(name, Raw | DataSource) else _raw_samples(str(name), root, seed, download, with_test)
+    found = (
+        name
+        if isinstance(name, Raw | DataSource)
+        else _raw_samples(str(name), root, seed, download, with_test, columns)
+    )
     raw = collected(found, with_test) if isinstance(found, DataSource) else found
 
     def select(samples: Pair, size: int | None, part: str) -> Pair:
@@ -111,18 +120,45 @@ def load(
     return Data(raw.name, tensors[0], tensors[1] if test else None, raw.classes, mean, std, seed, raw.notes, raw.scale)
 
 
-def load_or_read(name: str | Path, root: str | Path | None = None, **options: Any) -> Data | DataSource:
-    """As `load`; but loaders and batches of a user's function are read as they come where nothing more is asked.
+def load_or_read(
+    name: str | Path,
+    root: str | Path | None = None,
+    tokenizer: Callable[[], Tokenizer] | None = None,
+    **options: Any,
+) -> Data | DataSource:
+    """As `load`; but loaders, batches and tokens are read as they come where nothing more is asked.
 
     Args:
         name: as in `load`.
         root: folder of the public sets.
+        tokenizer: makes that of the model, for texts of `hf:` data.
         options: other arguments of `load`.
     """
-    found = from_function(str(name)) if _is_function(str(name)) else name
+    found: str | Path | Raw | DataSource = name
+    if is_hub_data(str(name)):
+        found = from_hub(str(name), options.get("columns") or {}, tokenizer, options.get("test_size") != 0)
+        if isinstance(found, DataSource):
+            found = _drawn_rows(found, options)
+            options = {**options, "train_size": None, "test_size": None}
+    elif _is_function(str(name)):
+        found = from_function(str(name))
     if isinstance(found, DataSource) and not any(options.get(asked) for asked in CHANGES):
         return replace(found, test=None) if options.get("test_size") == 0 else found
     return load(found, root, **options)
+
+
+def _drawn_rows(source: DataSource, options: Mapping[str, Any]) -> DataSource:
+    """As many of the tokens as are asked for, drawn as other samples are."""
+    parts = {"train": source.train, "test": source.test}
+    for part, batch in parts.items():
+        size = options.get(f"{part}_size")
+        if batch is not None and size is not None:
+            balanced, where = options.get("balanced", True), f"{part}_size of {source.name}"
+            rows, _ = _draw(
+                (np.arange(len(batch["labels"])), batch["labels"]), size, options.get("seed", 0), balanced, where
+            )
+            parts[part] = {name: values[rows] for name, values in batch.items()}
+    return replace(source, **parts)
 
 
 def random_stream(seed: int, purpose: str) -> np.random.RandomState:
@@ -214,7 +250,19 @@ def _is_function(name: str) -> bool:
     return ":" in name and not name.endswith(".npz")
 
 
-def _raw_samples(name: str, root: str | Path | None, seed: int, download: bool, with_test: bool) -> Raw | DataSource:
+def _raw_samples(
+    name: str,
+    root: str | Path | None,
+    seed: int,
+    download: bool,
+    with_test: bool,
+    columns: Mapping[str, str] | None,
+) -> Raw | DataSource:
+    if columns and not is_hub_data(name):
+        fix = "Leave it out; a function of your own picks its columns itself"
+        raise InputError("columns for data of a hub (hf:…)", f"{', '.join(columns)} for {name}", "--column", fix)
+    if is_hub_data(name):
+        return from_hub(name, columns or {}, None, with_test)
     if name == EMBEDDED:
         return _digits(seed)
     if name in SETS:
@@ -226,7 +274,9 @@ def _raw_samples(name: str, root: str | Path | None, seed: int, download: bool, 
     if Path(name).exists():
         fix = "Save arrays with numpy.savez('data.npz', x_train=…, y_train=…), or name a function that returns (x, y)"
         raise InputError("an npz file or file.py:function", "neither", name, fix)
-    raise UnknownNameError.among(name, [EMBEDDED, *SETS], "data set")
+    unknown = UnknownNameError.among(name, [EMBEDDED, *SETS], "data set")
+    unknown.fix += " Data of your own: file.npz, file.py:function, or hf:FOLDER"
+    raise unknown
 
 
 def _digits(seed: int) -> Raw:
