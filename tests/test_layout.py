@@ -69,7 +69,7 @@ PAPERS_LEVELS = (
     {"tables"},
     {"correlation_intervals", "reasons", "stratified", "study_result", "declaration"},
     {"intervals"},
-    {"neyshabur2017", "petzka2019", "robustness", "yi2019", "zhang2017"},
+    {"neyshabur2017", "petzka2019", "yi2019", "zhang2017"},
     {"known_studies", "one_by_one"},
     {"kept_tables", "reproduction"},
     {"study_runs"},
@@ -133,7 +133,7 @@ USED_INSIDE = {
 }
 # Names that stand for two things; to be shortened, never to be added to.
 REPEATED_CLASSES: set[str] = set()
-REPEATED_MODULES = {"pac_bayes", "robustness"}
+REPEATED_MODULES = {"pac_bayes"}
 # Numbers of one algorithm alone stand with it in `curvature`: steps of differences, tolerances of checks, roundings.
 # What decides between ways, or ends draws, is a field of `flatscope.limits.Limits`.
 LOCAL_NUMBERS = {

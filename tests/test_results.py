@@ -1,7 +1,8 @@
-"""What all results share: files give them back, those of version 0.1 too, and they show themselves."""
+"""What all results share: files give them back, and they show themselves."""
 
 from __future__ import annotations
 
+import functools
 import io
 import math
 from pathlib import Path
@@ -15,7 +16,6 @@ import flatscope as fs
 from flatscope.result import Result
 from flatscope.training.populations.population_frame import PopulationFrame
 
-OLD = Path(__file__).parent / "files_of_0_1"
 CLASSES: dict[str, type[Result]] = {
     "table": fs.Table,
     "bounds": fs.Table,
@@ -26,20 +26,21 @@ CLASSES: dict[str, type[Result]] = {
 }
 
 
-def old_data() -> tuple[Tensor, Tensor]:
+def small_data() -> tuple[Tensor, Tensor]:
     torch.manual_seed(0)
     return torch.randn(12, 3), torch.arange(12) % 2
 
 
-def old_network(seed: int) -> nn.Module:
+def small_network(seed: int) -> nn.Module:
     torch.manual_seed(seed)
     return nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
 
 
-def made_again(name: str) -> Result:
-    """What version 0.1 computed before it wrote the files."""
-    data = old_data()
-    problem = fs.Problem(old_network(0), train=data)
+@functools.cache
+def made(name: str) -> Result:
+    """A small result of every kind."""
+    data = small_data()
+    problem = fs.Problem(small_network(0), train=data)
     if name == "table":
         return fs.measure(problem, ["margin", "kappa_trace", "l2_norm", "rho_unit", "distance_from_initialization"])
     if name == "bounds":
@@ -47,31 +48,16 @@ def made_again(name: str) -> Result:
     if name == "audit":
         return fs.audit(problem, ["l2_norm", "l1_path_norm", "margin"], by=("unit", "batchnorm"), trials=1)
     if name == "comparison":
-        return fs.compare({"one": old_network(0), "two": old_network(1)}, data, names=["margin", "l2_norm"])
+        return fs.compare({"one": small_network(0), "two": small_network(1)}, data, names=["margin", "l2_norm"])
     if name == "surface":
         return fs.landscape(problem, grid=3)
-    return fs.interpolate([old_network(0), old_network(1)], data, resolution=3)
+    return fs.interpolate([small_network(0), small_network(1)], data, resolution=3)
 
 
 def results() -> dict[str, Result]:
-    found = {name: kind.load(next(OLD.glob(f"{name}.*"))) for name, kind in CLASSES.items()}
+    found = {name: made(name) for name in CLASSES}
     frame = pd.DataFrame({"lr": [0.1, 0.1, 0.2, 0.2], "margin": [1.0, 2.0, math.nan, 4.0], "gap": [0.4, 0.3, 0.2, 0.1]})
     return found | {"population": PopulationFrame(frame, meta={"from": "a test"})}
-
-
-@pytest.mark.parametrize("path", sorted(OLD.iterdir()), ids=lambda path: path.name)
-def test_files_of_version_0_1_can_be_read(path: Path) -> None:
-    found = CLASSES[path.stem].load(path)
-    assert found.meta["version"] == "0.1.0"
-    again = made_again(path.stem).to_frame()
-    frame = found.to_frame()
-    keys = [name for name in ("measure", "options", "layer", "unit", "symmetry", "network") if name in frame]
-    if keys:  # a column of measures: the file holds some more of them than were made again
-        frame = frame[frame["measure"].isin(again["measure"])].reset_index(drop=True)
-        pd.testing.assert_frame_equal(frame[keys], again[keys])
-    numbers = [name for name in ("value", "before", "loss", "error", "accuracy") if name in frame]
-    assert numbers
-    pd.testing.assert_frame_equal(frame[numbers], again[numbers], rtol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["table", "bounds", "audit", "comparison", "surface", "simplex", "population"])
@@ -116,12 +102,12 @@ def test_results_show_themselves(name: str) -> None:
 
 
 def test_a_population_writes_its_frame_and_cannot_be_read_from_it(tmp_path: Path) -> None:
-    data = old_data()
-    population = fs.train_population(lambda trial: old_network(0), [{"epochs": 1, "lr": 0.1}] * 2, data)
+    data = small_data()
+    population = fs.train_population(lambda trial: small_network(0), [{"epochs": 1, "lr": 0.1}] * 2, data)
     population.save(tmp_path / "population.csv")
     assert len(pd.read_csv(tmp_path / "population.csv")) == 2
     population.save(tmp_path / "population.parquet")
     with pytest.raises(fs.InputError, match="population"):
         fs.Population.load(tmp_path / "population.parquet")
     assert population == population
-    assert population != fs.train_population(lambda trial: old_network(0), [{"epochs": 1, "lr": 0.1}] * 2, data)
+    assert population != fs.train_population(lambda trial: small_network(0), [{"epochs": 1, "lr": 0.1}] * 2, data)

@@ -17,13 +17,11 @@ import pandas as pd
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from flatscope import InputError
-from flatscope.errors import UnknownNameError
-from flatscope.registry import PAPERS
+from flatscope.errors import InputError, UnknownNameError, refuse_unknown
 from flatscope.training.sweeps.store import Store, Stored
 from flatscope.training.sweeps.work import train_and_measure
 from flatscope_papers.claims import Answer, Claim
-from flatscope_papers.tables import Words, said_by_paper
+from flatscope_papers.tables import FOUR_PAPERS, Words, said_by_paper
 
 SCALES = ("smoke", "small", "paper")
 
@@ -179,7 +177,7 @@ def study(
     What the paper says stands in the table of that name in `studies.toml`, beside the module of the function.
 
     Args:
-        name: paper key and figure, "petzka2019-fig1"; without a paper key it is our own.
+        name: paper key and figure, "petzka2019-fig1".
         stages: scale -> what to train and measure, in order.
         from_table: saved table and scale -> the analysis, as far as that table bears it: what is judged again when a
             rule changes, without any network. Answers that it lacks stay as they were.
@@ -188,11 +186,12 @@ def study(
 
     def register(analyse: Callable[[Runs], Analysis]) -> Callable[[Runs], Analysis]:
         paper = name.split("-")[0]
+        refuse_unknown(paper, FOUR_PAPERS, f"paper of the study {name}")
         if not inspect.getdoc(analyse):
             raise InputError("a docstring", "none", where=name, fix="Say what is trained and what is looked at")
         _STUDIES[name] = Study(
             name=name,
-            paper=paper if paper in PAPERS else "flatscope",
+            paper=paper,
             words=said_by_paper(analyse.__module__.rpartition(".")[0], name),
             stages=stages,
             analyse=analyse,
@@ -206,7 +205,7 @@ def study(
 
 def declared_studies() -> dict[str, Study]:
     """All studies by name; in the order of the papers."""
-    order = list(PAPERS)
+    order = list(FOUR_PAPERS)
     return dict(sorted(_STUDIES.items(), key=lambda item: (order.index(item[1].paper), _natural(item[0]))))
 
 

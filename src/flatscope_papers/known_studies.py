@@ -7,10 +7,10 @@ import importlib
 import pkgutil
 
 from flatscope.errors import UnknownNameError
-from flatscope_papers import neyshabur2017, petzka2019, robustness, yi2019, zhang2017
+from flatscope_papers import neyshabur2017, petzka2019, yi2019, zhang2017
 from flatscope_papers.declaration import Study, declared_studies
 
-FOLDERS = (yi2019, petzka2019, neyshabur2017, zhang2017, robustness)
+FOLDERS = (yi2019, petzka2019, neyshabur2017, zhang2017)
 
 
 @functools.cache

@@ -161,13 +161,13 @@ def show(
     scale: Annotated[str | None, typer.Option(help="Which of the saved results; the largest by default.")] = None,
 ) -> None:
     """What holds of the papers, or of one; claims and verdicts of a study, or what it would do."""
-    from flatscope.registry import PAPERS
     from flatscope_papers.declaration import check_scale
     from flatscope_papers.known_studies import find_study
     from flatscope_papers.reproduction import by_size, latest, load_results
+    from flatscope_papers.tables import FOUR_PAPERS
 
-    if not name or name in PAPERS:
-        _show_papers(load_results(_saved_folder(results), {}), [name] if name else list(PAPERS))
+    if not name or name in FOUR_PAPERS:
+        _show_papers(load_results(_saved_folder(results), {}), [name] if name else list(FOUR_PAPERS))
         return
     entry, folder = find_study(name), _saved_folder(results)
     if scale is not None:
@@ -182,7 +182,7 @@ def show(
         got = f"results at {' and '.join(saved)} scale only"
         raise InputError(f"a result at {scale} scale", got, where=str(folder / name), fix=f"Run it: {again}")
     result = saved.get(scale) if scale else latest(saved) or saved.get("smoke")
-    typer.echo(f"{entry.title}\n{PAPERS[entry.paper]}, {entry.figure}\n\n{entry.description}\n")
+    typer.echo(f"{entry.title}\n{FOUR_PAPERS[entry.paper]}, {entry.figure}\n\n{entry.description}\n")
     if result is None:
         show_grid(
             ["where", "claim", "number", "paper"], [[c.where, c.statement, c.number, c.reported] for c in entry.claims]
@@ -295,12 +295,11 @@ def _show(result: StudyResult) -> None:
 
 def _show_papers(saved: Mapping[str, Mapping[str, StudyResult]], papers: list[str]) -> None:
     """What each paper is read for, and what became of it."""
-    from flatscope.registry import PAPERS
     from flatscope_papers.claims import SIGNS, counted
     from flatscope_papers.pages.markdown import told
     from flatscope_papers.pages.overview import badge, headlines
     from flatscope_papers.reproduction import entries
-    from flatscope_papers.tables import paper_words
+    from flatscope_papers.tables import FOUR_PAPERS, paper_words
 
     for paper in papers:
         found = [entry for entry in entries(saved) if entry.study.paper == paper]
@@ -316,7 +315,7 @@ def _show_papers(saved: Mapping[str, Mapping[str, StudyResult]], papers: list[st
             ]
             for entry in chosen
         ]
-        typer.echo(f"{PAPERS[paper]}: {paper_words(paper).title}\n{paper_words(paper).says}")
+        typer.echo(f"{FOUR_PAPERS[paper]}: {paper_words(paper).title}\n{paper_words(paper).says}")
         show_grid(["verdict", "claim", "paper", "here", "scale", "study"], rows)
         typer.echo(f"{badge(found)}: {counted(e.finding.verdict for e in found if e.finding.counts)}\n")
 

@@ -23,9 +23,10 @@ from importlib.resources import files
 from typing import Any
 
 from flatscope import InputError
+from flatscope.registry import PAPERS
 from flatscope_papers.claims import EXPERIMENT, NEGATIVE, POSITIVE, Claim, Range
 
-OWN_PACKAGE = "robustness"  # what is beyond the papers
+FOUR_PAPERS = {key: name for key, name in PAPERS.items() if key != "flatscope"}
 RANGES = {"above 0": POSITIVE, "below 0": NEGATIVE}
 OPTIONAL = {"at_paper_scale", "differs", "kind"}
 PARTS = {"figure", "title", "claims"} | OPTIONAL
@@ -86,8 +87,7 @@ class PaperWords:
 
 def paper_words(paper: str) -> PaperWords:
     """The table [paper] in `studies.toml` of a paper's package."""
-    package = f"{__package__}.{OWN_PACKAGE if paper == 'flatscope' else paper}"
-    return PaperWords(**_read(package, "studies.toml")["paper"])
+    return PaperWords(**_read(f"{__package__}.{paper}", "studies.toml")["paper"])
 
 
 def words_of(whole: Mapping[str, Any], name: str, where: str) -> Words:

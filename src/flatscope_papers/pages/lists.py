@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from flatscope.registry import PAPERS
 from flatscope_papers.claims import ERRATUM
 from flatscope_papers.known_studies import studies
 from flatscope_papers.pages.markdown import capital, outcome, sentence, table, text
 from flatscope_papers.reproduction import Results, entries, latest
 from flatscope_papers.study_result import answer_text
+from flatscope_papers.tables import FOUR_PAPERS
 
 
 def errata_page(results: Results) -> str:
     """Slips of the printed texts."""
     rows = [
         [
-            f"[{capital(PAPERS[entry.study.paper])}]({entry.study.paper}.md#{entry.study.name})",
+            f"[{capital(FOUR_PAPERS[entry.study.paper])}]({entry.study.paper}.md#{entry.study.name})",
             text(entry.finding.claim.where),
             text(entry.finding.claim.statement),
             f"{text(entry.finding.claim.number)}: {text(answer_text(entry.finding.answer))}",
@@ -32,7 +32,8 @@ def scales_page(results: Results) -> str:
     found = [entry for entry in entries(results) if entry.finding.counts and entry.others]
     rows = [
         [
-            f"[{text(entry.study.figure)} of {PAPERS[entry.study.paper]}]({entry.study.paper}.md#{entry.study.name})",
+            f"[{text(entry.study.figure)} of {FOUR_PAPERS[entry.study.paper]}]"
+            f"({entry.study.paper}.md#{entry.study.name})",
             text(entry.finding.claim.statement),
             outcome(other),
             outcome(entry.finding),

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Sequence
 from html import escape
 
 from flatscope.formatting import typeset
-from flatscope.registry import PAPERS
 from flatscope_papers.claims import (
     CONTRADICTED,
     ERRATUM,
@@ -25,7 +24,7 @@ from flatscope_papers.claims import (
 from flatscope_papers.known_studies import studies
 from flatscope_papers.pages.markdown import AFTER, brief, capital, table, text, told
 from flatscope_papers.reproduction import AT_PAPER_SCALE, GROUPS, REDUCED, Entry, Results, entries, latest, matrix
-from flatscope_papers.tables import paper_words
+from flatscope_papers.tables import FOUR_PAPERS, paper_words
 
 PARTS = {"Holds": (HOLDS,), "Does not hold": (CONTRADICTED,), "Open": (INCONCLUSIVE, UNTESTABLE), "Not run": (NOT_RUN,)}
 LEGEND = f"""\
@@ -63,9 +62,8 @@ def overview(results: Results, folder: str = "papers") -> str:
         folder: of the other pages, as seen from this one.
     """
     found = entries(results)
-    papers = [paper for paper in PAPERS if any(entry.study.paper == paper for entry in found)]
+    papers = [paper for paper in FOUR_PAPERS if any(entry.study.paper == paper for entry in found)]
     parts = {p: _paper(p, [e for e in found if e.study.paper == p], found, results, folder) for p in papers}
-    beyond = parts.pop("flatscope", [])
     errata = sum(entry.finding.claim.kind == ERRATUM for entry in found)
     turned = sum(bool(entry.turned) and entry.finding.counts for entry in found)
     links = [
@@ -78,16 +76,15 @@ def overview(results: Results, folder: str = "papers") -> str:
     lines += ["[How to read it](#legend). † marks what is newer than the first results it is judged by.", ""]
     lines += itertools.chain.from_iterable(parts.values())
     lines += ['<a id="legend"></a>', "", "## How to read it", "", LEGEND, "", BELOW, "", "## How often", ""]
-    lines += [*_counts(found, folder), "", *(f"- {link}" for link in links), "", *beyond]
+    lines += [*_counts(found, folder), "", *(f"- {link}" for link in links)]
     return "\n".join(lines)
 
 
 def counts_by_kind(found: Iterable[Entry]) -> list[str]:
     """One table: kinds of claims of the papers by what became of them."""
     counts: dict[str, Counter[str]] = {}
-    for (paper, group), verdicts in matrix(found).items():
-        if paper != "flatscope":
-            counts.setdefault(group, Counter()).update(verdicts)
+    for (_, group), verdicts in matrix(found).items():
+        counts.setdefault(group, Counter()).update(verdicts)
     shown = [verdict for verdict in SIGNS if any(verdicts[verdict] for verdicts in counts.values())]
     rows = [[KIND_WORDS[g], *(counts[g][verdict] or "" for verdict in shown)] for g in GROUPS if g in counts]
     return table(["claims", *(f"{SIGNS[verdict]} {verdict}" for verdict in shown)], rows)
@@ -124,7 +121,7 @@ def badge(found: Sequence[Entry]) -> str:
 def _paper(paper: str, own: Sequence[Entry], found: Sequence[Entry], results: Results, folder: str) -> list[str]:
     """Thesis, three lines, figure; the claims that it is read for behind a fold."""
     words = paper_words(paper)
-    lines = [f'<a id="{paper}"></a>', "", f"## {capital(PAPERS[paper])}", "", f"*{text(words.says)}*", ""]
+    lines = [f'<a id="{paper}"></a>', "", f"## {capital(FOUR_PAPERS[paper])}", "", f"*{text(words.says)}*", ""]
     lines += [*(f"- {line}" for line in three_lines(paper, found)), ""]
     if latest(results.get(words.figure, {})):
         declared = studies()[words.figure]
@@ -148,17 +145,16 @@ def _item(entry: Entry) -> str:
     number, sign = text(told(entry.finding)), SIGNS[entry.finding.verdict]
     why = f" ({text(entry.finding.answer.note)})" if entry.finding.verdict == UNTESTABLE else ""
     rule = f"to hold: {typeset(range_text(claim.holds))}{mark}"
-    source = "expected" if entry.study.paper == "flatscope" else "paper"
-    return f"- {sign} {text(claim.headline)}: **{number}**; {rule}; {source}: {text(claim.reported)}{scale}{why}"
+    return f"- {sign} {text(claim.headline)}: **{number}**; {rule}; paper: {text(claim.reported)}{scale}{why}"
 
 
 def _counts(found: Sequence[Entry], folder: str) -> list[str]:
     counts = matrix(found)
     shown = [verdict for verdict in SIGNS if any(row[verdict] for row in counts.values())]
     rows, before = [], ""
-    for paper, group in itertools.product(PAPERS, GROUPS):
+    for paper, group in itertools.product(FOUR_PAPERS, GROUPS):
         if (paper, group) in counts:
-            name = "" if paper == before else f"[{capital(text(PAPERS[paper]))}]({folder}/{paper}.md)"
+            name = "" if paper == before else f"[{capital(text(FOUR_PAPERS[paper]))}]({folder}/{paper}.md)"
             rows.append([name, GROUPS[group], *(counts[paper, group][verdict] or "" for verdict in shown)])
             before = paper
     return table(["paper", "kind", *(f"{SIGNS[verdict]} {verdict}" for verdict in shown)], rows)

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 
-from flatscope.registry import PAPERS
 from flatscope_papers.pages.markdown import capital, table, text
+from flatscope_papers.tables import FOUR_PAPERS
 
 SAYS = """\
 Definitions, assumptions, numbered equations, theorems, figures, tables, experiments and named statements of the four
@@ -50,7 +50,7 @@ def coverage_page() -> str:
     lines = ["# Coverage", "", SAYS, "", f"{number} items; {weaker} of them are weaker here than in the paper.", ""]
     for paper, own in rows.items():
         count = sum(len(row.items) for row in own)
-        lines += [f"## {capital(PAPERS[paper])} ({count})", ""]
+        lines += [f"## {capital(FOUR_PAPERS[paper])} ({count})", ""]
         cells = [_cells(item, row) for row in own for item in row.items]
         lines += [*table(["item", "where", "reached by", "checked by", "weaker"], cells), ""]
     return "\n".join(lines)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from flatscope.registry import PAPERS
 from flatscope_papers.claims import COUNTED, ERRATUM, REMARK, SIGNS, counted
 from flatscope_papers.declaration import Study
 from flatscope_papers.pages.markdown import (
@@ -23,7 +22,7 @@ from flatscope_papers.pages.markdown import (
 from flatscope_papers.pages.overview import badge, headlines
 from flatscope_papers.reproduction import Entry, Results, entries, latest
 from flatscope_papers.study_result import StudyResult
-from flatscope_papers.tables import paper_words
+from flatscope_papers.tables import FOUR_PAPERS, paper_words
 
 NEWER = f"{AFTER} The claim, or its range, is newer than the first results it is judged by."
 
@@ -35,7 +34,7 @@ def paper_page(paper: str, results: Results) -> str:
     by_study: dict[str, list[Entry]] = {}
     for entry in found:
         by_study.setdefault(entry.study.name, []).append(entry)
-    lines = [f"# {capital(PAPERS[paper])}: {text(words.title)}", "", words.says, ""]
+    lines = [f"# {capital(FOUR_PAPERS[paper])}: {text(words.title)}", "", words.says, ""]
     lines += [f"{badge(found)}: {counted(e.finding.verdict for e in found if e.finding.counts)}.", ""]
     lines += ["## What it is read for", "", *_headline_table(found), ""]
     if any(entry.finding.claim.after_results for entry in found):

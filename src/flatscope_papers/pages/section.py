@@ -9,11 +9,11 @@ from typing import Any
 
 from markupsafe import Markup
 
-from flatscope.registry import PAPERS
 from flatscope.reports.markup import Colours, Part, Section, fragment, source
 from flatscope_papers.claims import CONTRADICTED, HOLDS, INCONCLUSIVE, NOT_JUDGED, SIGNS, UNTESTABLE
 from flatscope_papers.pages.markdown import capital
 from flatscope_papers.study_result import StudyResult
+from flatscope_papers.tables import FOUR_PAPERS
 
 BADGES = {HOLDS: "good", CONTRADICTED: "poor", INCONCLUSIVE: "fair", UNTESTABLE: "", NOT_JUDGED: ""}
 FEW = 3  # more studies than that are counted by paper and can be filtered
@@ -33,12 +33,15 @@ def report_section(studies: Mapping[str, StudyResult], _: Colours) -> Part:
     for study in studies.values():
         verdicts = (finding.verdict for finding in study.findings if finding.counts)
         counts.setdefault(study.paper, Counter()).update(verdicts)
-    order = [*(paper for paper in PAPERS if paper in counts), *(paper for paper in counts if paper not in PAPERS)]
+    order = [
+        *(paper for paper in FOUR_PAPERS if paper in counts),
+        *(paper for paper in counts if paper not in FOUR_PAPERS),
+    ]
     values: dict[str, Any] = {
         "studies": studies,
         "anchors": {name: f"{study.name}-{study.scale}" for name, study in studies.items()},
-        "papers": PAPERS,
-        "shown_papers": {paper: capital(PAPERS.get(paper, paper)) for paper in order},
+        "papers": FOUR_PAPERS,
+        "shown_papers": {paper: capital(FOUR_PAPERS[paper]) for paper in order},
         "shown_verdicts": {verdict: verdict for verdict in BADGES if any(count[verdict] for count in counts.values())},
         "badges": BADGES,
         "signs": SIGNS,

@@ -5,20 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 
 from flatscope.disk import write_whole
-from flatscope.registry import PAPERS
 from flatscope_papers.known_studies import studies
 from flatscope_papers.pages.lists import costs_page, errata_page, scales_page
 from flatscope_papers.pages.overview import overview
 from flatscope_papers.pages.paper_items import coverage_page
 from flatscope_papers.pages.paper_page import paper_page
 from flatscope_papers.reproduction import Results, latest
+from flatscope_papers.tables import FOUR_PAPERS
 
 FOLDER, IMAGES = "papers", "images"
 
 
 def pages(results: Results) -> dict[str, str]:
     """The pages below the first one, by file name."""
-    shown = [paper for paper in PAPERS if any(declared.paper == paper for declared in studies().values())]
+    shown = [paper for paper in FOUR_PAPERS if any(declared.paper == paper for declared in studies().values())]
     found = {f"{paper}.md": paper_page(paper, results) for paper in shown}
     return found | {
         "errata.md": errata_page(results),
