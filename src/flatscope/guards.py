@@ -227,7 +227,8 @@ def _unchecked_generator(*_: Any, **__: Any) -> Iterator[None]:
 def coarse_products() -> Iterator[None]:
     """Let a GPU multiply float32 with 10 binary digits (TF32), which is three times as fast.
 
-    For searches alone, whose result is then computed in full precision: no number may come out of this block.
+    For searches, whose result is then computed in full precision. A number may come out of this block only where that
+    was asked for and is said beside it.
     """
     before = _coarse.set(True)
     try:

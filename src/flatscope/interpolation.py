@@ -22,7 +22,8 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from flatscope.context import sample_margins
+from flatscope.context import Context, sample_margins
+from flatscope.curvature.operators import batch_size as samples_at_once
 from flatscope.errors import InputError, refuse_unknown, refuse_unless_whole
 from flatscope.files import Arrays
 from flatscope.formatting import number
@@ -217,7 +218,7 @@ def interpolate(
             mixture, also at the corners, where they need not be the running ones that training left behind;
             "fold": each network's BatchNorm becomes part of its weights first, and the corners are the networks.
         device: where to compute; the first network's device by default.
-        batch_size: the most samples to evaluate at once.
+        batch_size: the most samples to evaluate at once; on a GPU as many as its memory allows, by default.
 
     Example:
         >>> import torch, flatscope as fs
@@ -235,6 +236,8 @@ def interpolate(
     if not recompute and any(has_batchnorm(model) for model in models):
         models = [fold_batchnorm(model.to(problem.device, problem.dtype), problem.example()) for model in models]
         problem = problem.with_model(models[0])
+    if batch_size is None and problem.device.type != "cpu":  # calls on few samples take longer than their products
+        problem.batch_size = samples_at_once(Context(problem))
     points = [_checked(problem, model, number) for number, model in enumerate(models, start=1)]
     weights = _mixtures(len(points), resolution)
     found: list[tuple[float, float]] = []

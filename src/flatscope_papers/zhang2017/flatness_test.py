@@ -7,18 +7,20 @@ The radius is the first crossing; the printed supremum may jump over bumps.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
+from flatscope.training.sweeps.store import Store
 from flatscope.training.sweeps.work import measure_stored
 from flatscope_papers import intervals
 from flatscope_papers.claims import Answer
 from flatscope_papers.declaration import Analysis, Runs, Stage, study
 from flatscope_papers.tables import grid
-from flatscope_papers.zhang2017.minima import COLOURS, LABELS, TITLES, minima
+from flatscope_papers.zhang2017.minima import COLOURS, LABELS, TITLES, minima, products_of
 
 SETS, MOVED, OBJECTIVES = ("mnist", "cifar"), ("all", "top"), ("loss", "error")
 WORDS = {"all": "all parameters", "top": "top layer"}
@@ -47,7 +49,7 @@ def stages(scale: str) -> list[Stage]:
         for data, labels in kinds
         for one in minima(scale, data, labels, most)
     ]
-    return [Stage([minima(scale, *kind, most) for kind in kinds]), Stage(radii, measure_stored, 0.5)]
+    return [Stage([minima(scale, *kind, most) for kind in kinds]), Stage(radii, measure_radii, 0.5)]
 
 
 def _radius(scale: str, network: dict[str, Any], data: str, labels: str, moved: str, objective: str) -> dict[str, Any]:
@@ -59,13 +61,21 @@ def _radius(scale: str, network: dict[str, Any], data: str, labels: str, moved: 
         "tolerance": SIZES[scale]["tolerance"],
     }
     cell = {"set": data, "kind": labels, "moved": moved}
+    coarse = {"products": SIZES[scale]["products"]} if "products" in SIZES[scale] else {}
     return {
+        **coarse,
         "cell": cell,
         "network": network,
         "measures": ["flatness_radius"],
         "measure_options": {"flatness_radius": options},
         "measure_seed": network["model"]["seed"],  # other directions at every minimum: the spread has both
     }
+
+
+def measure_radii(configs: list[dict[str, Any]], store: Store, report: Callable[[float, str], None]) -> None:
+    """`measure_stored`, with the products that the configurations name."""
+    with products_of(configs[0]):
+        measure_stored(configs, store, report)
 
 
 def answers(radii: pd.DataFrame) -> dict[str, Answer]:

@@ -7,8 +7,11 @@ training loss, since the loss at which training ends moves every radius.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+from flatscope.guards import coarse_products
 from flatscope_papers.tables import grid
 
 LABELS = ("natural", "random")
@@ -39,12 +42,12 @@ def network(scale: str, data: str, labels: str, seed: int) -> dict[str, Any]:
             "lr": size["rate"][data],
             "momentum": 0.9,
             "batch_size": size["batch"],
-            "epochs": size["epochs"],
+            "epochs": size["epochs"][data],
             "stop_loss": STOP_LOSS,
             "evaluate_every": EVALUATE_EVERY,
             "seed": seed,
             **({"precision": size["precision"]} if "precision" in size else {}),
-            **({"lr_decay": size["fall"]} if "fall" in size else {}),
+            **({"lr_decay": size["fall"][data]} if "fall" in size else {}),
         },
     }
     return config if labels == "natural" else {**config, "labels": {"random": 1.0, "seed": 0}}
@@ -54,3 +57,8 @@ def minima(scale: str, data: str, labels: str, most: int | None = None) -> list[
     """Configurations of all minimisers of one kind, or of the first few."""
     count = SIZES[scale]["minima"]
     return [network(scale, data, labels, seed) for seed in range(count if most is None else min(most, count))]
+
+
+def products_of(config: Mapping[str, Any]) -> AbstractContextManager[None]:
+    """Products on a GPU with ten binary digits inside the block where the configuration asks for that, else in full."""
+    return coarse_products() if config.get("products") == "tf32" else nullcontext()

@@ -22,7 +22,7 @@ from flatscope_papers import intervals
 from flatscope_papers.claims import Answer
 from flatscope_papers.declaration import Analysis, Config, Measured, Runs, Stage, each_trial, study
 from flatscope_papers.tables import grid
-from flatscope_papers.zhang2017.minima import EVALUATE_EVERY, LABELS, TITLES, minima
+from flatscope_papers.zhang2017.minima import EVALUATE_EVERY, LABELS, TITLES, minima, products_of
 from flatscope_papers.zhang2017.minima import SIZES as MINIMA
 
 SIZES = grid(__name__)
@@ -32,11 +32,17 @@ LAMBDAS = ["lambda1", "lambda2", "lambda3"]
 
 @each_trial("mixing")
 def mix(config: Config, store: Store) -> Measured:
-    """Loss and accuracy over the mixtures of three stored networks."""
+    """Loss and accuracy over the mixtures of three stored networks; how far coarse products move the corners."""
     problems = [stored_problem(store, one, device=config.get("device")) for one in config["networks"]]
     # Networks of one study have the same images and labels; those of the first stand for all.
-    found = interpolate([problem.model for problem in problems], problems[0].train, config["resolution"])
-    return Measured({"barrier": found.barrier}, frames={"simplex": found.to_frame()})
+    networks, samples = [problem.model for problem in problems], problems[0].train
+    with products_of(config):
+        found = interpolate(networks, samples, config["resolution"])
+    metrics = {"barrier": found.barrier}
+    if "products" in config:
+        corners = interpolate(networks, samples, 1)
+        metrics["coarse_loss"] = float((found.loss[found.vertices] - corners.loss[corners.vertices]).abs().max())
+    return Measured(metrics, frames={"simplex": found.to_frame()})
 
 
 def _stages(*sets: str) -> Callable[[str], list[Stage]]:
@@ -49,7 +55,7 @@ def _stages(*sets: str) -> Callable[[str], list[Stage]]:
                     "set": data,
                     "kind": labels,
                     "networks": minima(scale, data, labels)[first : first + 3],
-                    "resolution": SIZES[scale]["resolution"],
+                    **SIZES[scale],
                 }
                 for first in range(0, MINIMA[scale]["minima"] - 2, 3)
             ]
