@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from flatscope import Problem, measure
 from flatscope.errors import InputError
 from flatscope_papers.theory.loss_responses import loss_responses
-from flatscope_papers.theory.path_penalty import network_sides, path_penalty
+from flatscope_papers.theory.path_penalties import network_sides, path_penalty
 
 
 def small(bias: bool = True, seed: int = 0) -> nn.Sequential:

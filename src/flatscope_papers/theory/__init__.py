@@ -26,7 +26,7 @@
 from flatscope_papers.theory.chains import ChainRun, SampleNoise, gradient_of, quadratic_variance, run_chains
 from flatscope_papers.theory.linear import descend, logistic_descent, max_margin, minimum_norm
 from flatscope_papers.theory.mini_batch_noise import GradientNoise, noise_at, noise_spectrum
-from flatscope_papers.theory.path_penalty import path_penalty
+from flatscope_papers.theory.path_penalties import path_penalty
 from flatscope_papers.theory.polynomial import PolynomialActivation, polynomial_twin
 from flatscope_papers.theory.polynomial_operator import BinaryTree, monomial_count, monomials
 from flatscope_papers.theory.potentials import TwoBasins, ValleyAndPoint, simulate

@@ -1,0 +1,81 @@
+"""Names of code in documents exist: what a page calls `fs.measure` or `ctx.scores()` is there under that name."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import flatscope as fs
+
+ROOT = Path(__file__).parents[1]
+# Records tell how things were; the changelog too.
+DOCUMENTS = [
+    *(page for page in sorted((ROOT / "docs").rglob("*.md")) if page.parent.name != "records"),
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")),
+    *sorted((ROOT / "src").rglob("README.md")),
+]
+SPAN = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
+DOTTED = re.compile(r"^([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+)")
+FILE = re.compile(r"^((?:src|tests|docs|benchmarks|examples)/[\w./-]+)$")
+
+
+@functools.cache
+def roots() -> dict[str, Any]:
+    """What pages call by a short name, each as pages mean it."""
+    problem = fs.Problem(torch.nn.Linear(3, 2), train=(torch.eye(3), torch.tensor([0, 1, 0])))
+    context, table = fs.Context(problem), fs.measure(problem, "margin")
+    return {"fs": fs, "ctx": context, "context": context, "problem": problem, "table": table}
+
+
+def names(text: str) -> Iterator[str]:
+    """Spans of code outside blocks."""
+    yield from SPAN.findall(re.sub(r"```.*?```", "", text, flags=re.DOTALL))
+
+
+def missing(span: str) -> str:
+    """The part of a dotted name or path that does not exist; nothing where all of it does."""
+    if path := FILE.match(span):
+        return "" if any(ROOT.glob(path[1].rstrip("/"))) else path[1]
+    dotted = DOTTED.match(span)
+    if dotted is None:
+        return ""
+    first, *rest = dotted[1].split(".")
+    if first in ("flatscope", "flatscope_papers"):
+        place: Any = importlib.import_module(first)
+    elif first in roots():
+        place = roots()[first]
+    else:
+        return ""
+    known = first
+    for name in rest:
+        known += f".{name}"
+        if not hasattr(place, name):
+            try:
+                place = importlib.import_module(known)
+            except ImportError:
+                return known
+        else:
+            place = getattr(place, name)
+    return ""
+
+
+@pytest.mark.parametrize("page", DOCUMENTS, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_names_of_code_in_documents_exist(page: Path) -> None:
+    assert sorted({word for span in names(page.read_text(encoding="utf-8")) if (word := missing(span))}) == []
+
+
+def test_a_name_that_does_not_exist_is_noticed() -> None:
+    assert missing("ctx.loss_at(…)") == "ctx.loss_at"
+    assert (
+        missing("fs.measure(problem)") == missing("flatscope.training.loop") == missing("src/flatscope/limits.py") == ""
+    )
+    assert missing("flatscope.live.Recorder") == "flatscope.live"
+    assert missing("src/flatscope/nowhere.py") == "src/flatscope/nowhere.py"
+    assert list(names("a `b` and\n```py\n`c`\n```")) == ["b"]
