@@ -12,8 +12,8 @@ from torch import nn
 
 import flatscope as fs
 from benchmarks.timing import PeakMemory, Row, in_turn, trained_lenet
-from flatscope.inputs.loading import load
-from flatscope.training.models import build
+from flatscope.inputs import load
+from flatscope.training import build
 
 TRACES = ["layer_trace"]
 TABLE = ["layer_trace", "rho_unit", "kappa_trace", "relative_flatness", "hessian_trace"]

@@ -17,7 +17,7 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.nn import functional
 
-from flatscope.inputs.loading import load
+from flatscope.inputs import load
 
 Samples = tuple[Tensor, Tensor]
 

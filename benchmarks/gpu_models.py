@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from flatscope.training.models import build
+from flatscope.training import build
 
 
 class Case(NamedTuple):

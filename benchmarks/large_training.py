@@ -17,10 +17,8 @@ from typing import Any
 import torch
 
 from benchmarks.timing import machine
-from flatscope.inputs.loading import load
-from flatscope.training import gpu_steps
-from flatscope.training.loop import TrainConfig, train
-from flatscope.training.models import build
+from flatscope.inputs import load
+from flatscope.training import TrainConfig, build, gpu_steps, train
 
 SIDES = {"vgg": 32, "plainnet18": 32, "small_alexnet": 28, "small_inception": 28, "wide_resnet": 28}
 IMAGES, TESTS = 50_000, 10_000

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 import flatscope as fs
 from benchmarks.timing import Row, in_turn
-from flatscope.training.models import build
+from flatscope.training import build
 
 SIDES = {"vgg": 32, "plainnet18": 32, "wide_resnet": 28}
 

@@ -10,9 +10,8 @@ import torch
 
 import flatscope as fs
 from benchmarks.timing import Row
-from flatscope.inputs.loading import load
-from flatscope.training.loop import TrainConfig, train
-from flatscope.training.models import build
+from flatscope.inputs import load
+from flatscope.training import TrainConfig, build, train
 
 NEEDS_DATA = False  # digits are embedded, and on the GPU random images of the same shape take the same time
 NETWORKS = 36

@@ -12,10 +12,9 @@ from torch.nn import functional
 
 import flatscope as fs
 from benchmarks.timing import Row, in_turn
-from flatscope.inputs.loading import load
+from flatscope.inputs import load
 from flatscope.measures.radius import START, drawn_radii
-from flatscope.training.loop import TrainConfig, train
-from flatscope.training.models import build
+from flatscope.training import TrainConfig, build, train
 
 EPSILON, DIRECTIONS, TOLERANCE = 0.05, 100, 1e-3
 

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 import flatscope as fs
 from benchmarks.timing import Row, in_turn
-from flatscope.training.models import build
+from flatscope.training import build
 
 ALPHA, DRAWS, BATCH = 0.01, 1000, 64
 OPTIONS = {"expected_sharpness": {"alpha": ALPHA, "draws": DRAWS, "batch": BATCH}}

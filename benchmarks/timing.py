@@ -13,9 +13,8 @@ from typing import Any
 
 import torch
 
-from flatscope.inputs.loading import load
-from flatscope.training.loop import TrainConfig, train
-from flatscope.training.models import build
+from flatscope.inputs import load
+from flatscope.training import TrainConfig, build, train
 
 
 @dataclass(frozen=True)

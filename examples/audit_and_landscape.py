@@ -7,9 +7,8 @@ python examples/audit_and_landscape.py --quick     a smaller one, coarser pictur
 import argparse
 
 import flatscope as fs
-from flatscope.inputs.loading import load
-from flatscope.training.loop import TrainConfig, train
-from flatscope.training.models import build
+from flatscope.inputs import load
+from flatscope.training import TrainConfig, build, train
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("--quick", action="store_true")

@@ -7,9 +7,8 @@ python examples/compare_checkpoints.py --quick     smaller networks, fewer sampl
 import argparse
 
 import flatscope as fs
-from flatscope.inputs.loading import load
-from flatscope.training.loop import TrainConfig, train
-from flatscope.training.models import build
+from flatscope.inputs import load
+from flatscope.training import TrainConfig, build, train
 
 # Some of each kind: margin, curvature, norms, relative flatness, robustness. None instead would be every quick measure.
 NAMES = ["margin", "hessian_trace", "l2_norm", "*path_norm", "kappa_trace_sum", "rho_*", "perturbation_robustness"]

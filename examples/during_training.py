@@ -14,9 +14,8 @@ import torch
 from torch.nn.functional import cross_entropy
 
 import flatscope as fs
-from flatscope.inputs.loading import load
-from flatscope.training.callbacks import Recorder
-from flatscope.training.models import build
+from flatscope.inputs import load
+from flatscope.training import Recorder, build
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("--quick", action="store_true")

@@ -13,8 +13,8 @@ import argparse
 import torch
 
 import flatscope as fs
-from flatscope.inputs.loading import load
-from flatscope.training.models import build
+from flatscope.inputs import load
+from flatscope.training import build
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("--quick", action="store_true")

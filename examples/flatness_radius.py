@@ -13,10 +13,8 @@ import math
 import torch
 
 import flatscope as fs
-from flatscope.inputs.loading import load
-from flatscope.training.loop import TrainConfig, train
-from flatscope.training.made_labels import random_labels
-from flatscope.training.models import build
+from flatscope.inputs import load
+from flatscope.training import TrainConfig, build, random_labels, train
 
 # Of the paper, which names neither network nor objective: mean and deviation over minima.
 PRINTED = {("natural", "all"): "45.4 ± 2.7", ("random", "all"): "6.9 ± 1.0"}

@@ -12,10 +12,9 @@ import torch
 from torch import Tensor, nn
 
 import flatscope as fs
-from flatscope.inputs.loading import Data, load
+from flatscope.inputs import Data, load
 from flatscope.measures.margin_search import nearest_changes
-from flatscope.training.loop import TrainConfig, evaluate, train
-from flatscope.training.models import build, mlp
+from flatscope.training import TrainConfig, build, evaluate, mlp, train
 
 LEVELS = (0.05, 0.25, 0.5, 0.75, 0.95)
 

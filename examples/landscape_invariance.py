@@ -11,9 +11,8 @@ from matplotlib.figure import Figure
 
 import flatscope as fs
 from flatscope import Surface
-from flatscope.inputs.loading import load
-from flatscope.training.loop import TrainConfig, train
-from flatscope.training.models import build
+from flatscope.inputs import load
+from flatscope.training import TrainConfig, build, train
 
 TITLES = ("as trained", "units rescaled")
 SPACES = {"weights": "weight space", "psi": "path space"}

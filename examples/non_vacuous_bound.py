@@ -15,9 +15,9 @@ import torch
 from torch import nn
 
 import flatscope as fs
-from flatscope.inputs.loading import load
+from flatscope.inputs import load
 from flatscope.registry import declarations
-from flatscope.training.loop import TrainConfig, train
+from flatscope.training import TrainConfig, train
 
 NAME = "pac_bayes_optimised"
 

@@ -15,9 +15,8 @@ import copy
 import torch
 from torch import Tensor, nn
 
-from flatscope.inputs.loading import load
-from flatscope.training.loop import TrainConfig, evaluate, train
-from flatscope.training.models import build
+from flatscope.inputs import load
+from flatscope.training import TrainConfig, build, evaluate, train
 from flatscope_papers.theory.polynomial import PolynomialTwin, polynomial_twin
 
 TWO_POINTS = 0.02

@@ -14,10 +14,8 @@ import pandas as pd
 import torch
 
 import flatscope as fs
-from flatscope.inputs.loading import Data, load
-from flatscope.training.loop import TrainConfig, evaluate, train
-from flatscope.training.made_labels import random_labels
-from flatscope.training.models import build
+from flatscope.inputs import Data, load
+from flatscope.training import TrainConfig, build, evaluate, random_labels, train
 from flatscope_papers.neyshabur2017.bi_criteria import kl_at_sharpness
 from flatscope_papers.neyshabur2017.desiderata import desiderata
 

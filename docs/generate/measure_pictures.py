@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from flatscope.definitions import typical_numbers
 from flatscope.registry import Declaration, declarations
-from flatscope.training.benchmarking.leaderboard import released_population
+from flatscope.training import released_population
 
 STOP = 0.01  # training loss at which the networks were measured, as for the usual values
 COLOURS = {"cifar10": ("CIFAR-10", "#0072B2"), "fashion-mnist": ("Fashion-MNIST", "#D55E00")}

@@ -19,9 +19,9 @@ import pandas as pd
 
 import flatscope as fs
 from flatscope.cli.run_demo import RUNS, _trained
-from flatscope.inputs.loading import load
+from flatscope.inputs import load
 from flatscope.registry import declarations
-from flatscope.training.benchmarking.leaderboard import released_population
+from flatscope.training import released_population
 from flatscope.training.benchmarking.recipe import OPTIONS
 
 TARGET = Path(__file__).parents[2] / "src" / "flatscope" / "typical_values.json"

@@ -18,8 +18,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from flatscope.errors import InputError, UnknownNameError, refuse_unknown
-from flatscope.training.sweeps.store import Store, Stored
-from flatscope.training.sweeps.work import train_and_measure
+from flatscope.training import Store, Stored, train_and_measure
 from flatscope_papers.claims import Answer, Claim
 from flatscope_papers.tables import FOUR_PAPERS, Words, said_by_paper
 

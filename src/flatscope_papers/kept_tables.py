@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from flatscope import FlatscopeError
-from flatscope.training.sweeps.store import Store
+from flatscope.training import Store
 
 
 class KeptTables(Store):

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from flatscope.training.sweeps.configuration import key_of
+from flatscope.training import key_of
 from flatscope_papers.declaration import Config, Stage
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 from sklearn.datasets import load_digits
 
-from flatscope.inputs.data_set import Raw
+from flatscope.inputs import Raw
 
 Samples = tuple[npt.NDArray[Any], npt.NDArray[Any]]
 

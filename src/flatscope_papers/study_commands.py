@@ -115,7 +115,7 @@ def join(
     others: Annotated[list[str], typer.Argument(help="Stores of other machines, which stay as they are.")],
 ) -> None:
     """Join stores of several machines: every trial that one of them has, and the first does not."""
-    from flatscope.training.sweeps.store import Store
+    from flatscope.training import Store
 
     for other in others:
         if not Path(other).is_dir():

@@ -18,10 +18,10 @@ from matplotlib.figure import Figure
 
 from flatscope import FlatscopeError, InputError, __version__
 from flatscope.files import figure_bytes
-from flatscope.inputs.loading import available
+from flatscope.inputs import available
 from flatscope.inspection import usable_device
+from flatscope.training import Store
 from flatscope.training.sweeps import engines
-from flatscope.training.sweeps.store import Store
 from flatscope_papers.claims import judge
 from flatscope_papers.declaration import Analysis, Runs, Stage, Study, check_scale, name_of
 from flatscope_papers.kept_tables import KeptTables

@@ -22,8 +22,7 @@ from flatscope.measures.interactions import (
     relu_chain,
     steepest,
 )
-from flatscope.training.sweeps.store import Store
-from flatscope.training.sweeps.work import stored_problem
+from flatscope.training import Store, stored_problem
 from flatscope_papers.declaration import Config, Measured, Runs, Stage, each_trial
 from flatscope_papers.tables import grid
 

@@ -16,8 +16,7 @@ from torch import Tensor
 from flatscope import Context, Problem, measure, rescale
 from flatscope.generalization_bounds.pac_bayes import TheoremConstants, flip_constant, simplified, theorem_1
 from flatscope.measures.interactions import ReluChain, relu_chain
-from flatscope.training.sweeps.store import Store
-from flatscope.training.sweeps.work import stored_problem, train_and_measure
+from flatscope.training import Store, stored_problem, train_and_measure
 from flatscope_papers import intervals
 from flatscope_papers.claims import Answer
 from flatscope_papers.declaration import Analysis, Config, Measured, Runs, Stage, each_trial, study

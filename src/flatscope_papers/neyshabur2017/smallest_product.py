@@ -10,8 +10,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from flatscope import Problem, measure
-from flatscope.training.models import build
-from flatscope.training.sweeps.store import Store
+from flatscope.training import Store, build
 from flatscope_papers import intervals
 from flatscope_papers.claims import Answer
 from flatscope_papers.declaration import Analysis, Config, Measured, Runs, Stage, each_trial, study

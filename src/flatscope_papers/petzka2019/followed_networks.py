@@ -21,12 +21,8 @@ from flatscope import Population, train_population
 from flatscope.disk import read_file, write_whole
 from flatscope.files import from_npz_bytes, json_bytes, npz_bytes
 from flatscope.guards import own_settings
-from flatscope.inputs.loading import Data, load
-from flatscope.training.loop import evaluate
-from flatscope.training.population import PopulationView
-from flatscope.training.sweeps.configuration import from_json, to_json
-from flatscope.training.sweeps.store import Store
-from flatscope.training.sweeps.work import CHECKPOINT_SECONDS, trial_of
+from flatscope.inputs import Data, load
+from flatscope.training import CHECKPOINT_SECONDS, PopulationView, Store, evaluate, from_json, to_json, trial_of
 
 Report = Callable[[float, str], None]
 Pair = tuple[Tensor, Tensor]

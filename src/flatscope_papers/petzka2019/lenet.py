@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from flatscope.inputs.loading import Data, load
+from flatscope.inputs import Data, load
 from flatscope_papers.declaration import Runs, Stage
 from flatscope_papers.petzka2019.followed_networks import train_and_follow
 from flatscope_papers.petzka2019.stop_rules import Rule

@@ -13,9 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from flatscope import Context, Problem, measure
-from flatscope.inputs.loading import load
-from flatscope.training.made_labels import corrupt_labels
-from flatscope.training.sweeps.store import Store
+from flatscope.inputs import load
+from flatscope.training import Store, corrupt_labels
 from flatscope_papers import intervals
 from flatscope_papers.claims import Answer
 from flatscope_papers.declaration import Analysis, Config, Measured, Runs, Stage, each_trial, study

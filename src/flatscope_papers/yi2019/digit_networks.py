@@ -10,11 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from flatscope import Problem
-from flatscope.inputs.loading import load
-from flatscope.training.loop import evaluate
-from flatscope.training.sweeps.store import Store
-from flatscope.training.sweeps.work import builder_of, trial_of
-from flatscope.training.trials import build_model, read_trials
+from flatscope.inputs import load
+from flatscope.training import Store, build_model, builder_of, evaluate, read_trials, trial_of
 from flatscope_papers.declaration import Config, Measured, each_trial
 
 RULE = "cyclic"

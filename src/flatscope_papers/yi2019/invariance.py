@@ -13,9 +13,7 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from flatscope import Problem, measure, rescale
-from flatscope.training.loop import evaluate
-from flatscope.training.sweeps.store import Store
-from flatscope.training.sweeps.work import stored_problem
+from flatscope.training import Store, evaluate, stored_problem
 from flatscope_papers import intervals
 from flatscope_papers.claims import Answer
 from flatscope_papers.declaration import Analysis, Config, Measured, Runs, Stage, each_trial, study

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from flatscope import BasisPaths
 from flatscope.params import Params, named_parameters
-from flatscope.training.sweeps.store import Store
+from flatscope.training import Store
 from flatscope_papers import intervals
 from flatscope_papers.claims import Answer
 from flatscope_papers.declaration import Analysis, Config, Measured, Runs, Stage, each_trial, study

@@ -12,9 +12,7 @@ from torch import Tensor
 
 from flatscope import BasisPaths, Problem
 from flatscope.generalization_bounds.psi import pac_bayes_gap
-from flatscope.training.loop import evaluate
-from flatscope.training.sweeps.store import Store
-from flatscope.training.sweeps.work import stored_problem
+from flatscope.training import Store, evaluate, stored_problem
 from flatscope_papers import intervals
 from flatscope_papers.claims import Answer
 from flatscope_papers.declaration import Analysis, Config, Measured, Runs, Stage, each_trial, study

@@ -11,7 +11,7 @@ import pandas as pd
 import torch
 from matplotlib.figure import Figure
 
-from flatscope.training.sweeps.store import Store
+from flatscope.training import Store
 from flatscope_papers import intervals
 from flatscope_papers.declaration import Analysis, Config, Measured, Runs, Stage, each_trial, study
 from flatscope_papers.tables import grid

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from flatscope import BasisPaths, train_population
 from flatscope.generalization_bounds.psi import pac_bayes_gap
-from flatscope.training.loop import evaluate
+from flatscope.training import evaluate
 from flatscope_papers import intervals
 from flatscope_papers.claims import Answer
 from flatscope_papers.declaration import Analysis, Config, Measured, Runs, Stage, each_trial, study

@@ -20,9 +20,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from flatscope.inputs.data_set import Raw
-from flatscope.inputs.loading import load
-from flatscope.training.models import all_conv, build
+from flatscope.inputs import Raw, load
+from flatscope.training import all_conv, build
 from flatscope_papers.declaration import Runs, Stage, name_of
 from flatscope_papers.smoke_data import ten_classes
 from flatscope_papers.tables import grid

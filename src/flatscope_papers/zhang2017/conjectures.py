@@ -19,11 +19,8 @@ from sklearn.neighbors import KNeighborsClassifier
 from torch.nn import functional
 
 from flatscope import SGLD, Table
-from flatscope.inputs.loading import load
-from flatscope.training.loop import evaluate
-from flatscope.training.models import build
-from flatscope.training.sweeps.store import Store
-from flatscope.training.sweeps.work import stored_problem, tables_of, train_and_measure
+from flatscope.inputs import load
+from flatscope.training import Store, build, evaluate, stored_problem, tables_of, train_and_measure
 from flatscope_papers import intervals
 from flatscope_papers.claims import Answer
 from flatscope_papers.declaration import Analysis, Config, Measured, Runs, Stage, each_trial, study

@@ -17,7 +17,7 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from flatscope.training.sweeps.store import Store
+from flatscope.training import Store
 from flatscope_papers.claims import Answer
 from flatscope_papers.declaration import Analysis, Config, Measured, Runs, Stage, each_trial, study
 from flatscope_papers.theory.polynomial_operator import BinaryTree, monomials, ridge_rank

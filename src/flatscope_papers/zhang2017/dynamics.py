@@ -17,7 +17,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from flatscope.stats import wilson
-from flatscope.training.sweeps.store import Stored
+from flatscope.training import Stored
 from flatscope_papers import intervals
 from flatscope_papers.claims import Answer
 from flatscope_papers.declaration import Analysis, Runs, Stage, study

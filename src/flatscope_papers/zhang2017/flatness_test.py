@@ -14,8 +14,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from flatscope.training.sweeps.store import Store
-from flatscope.training.sweeps.work import measure_stored
+from flatscope.training import Store, measure_stored
 from flatscope_papers import intervals
 from flatscope_papers.claims import Answer
 from flatscope_papers.declaration import Analysis, Runs, Stage, study

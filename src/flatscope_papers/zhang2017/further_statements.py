@@ -13,9 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from flatscope import SGLD
-from flatscope.inputs.loading import load
-from flatscope.training.models import build
-from flatscope.training.sweeps.store import Store
+from flatscope.inputs import load
+from flatscope.training import Store, build
 from flatscope_papers import intervals
 from flatscope_papers.claims import Answer
 from flatscope_papers.declaration import Analysis, Config, Measured, Runs, Stage, each_trial, study

@@ -10,8 +10,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from flatscope import Context
-from flatscope.training.sweeps.store import Store
-from flatscope.training.sweeps.work import stored_problem
+from flatscope.training import Store, stored_problem
 from flatscope_papers import intervals
 from flatscope_papers.declaration import Analysis, Config, Measured, Runs, Stage, each_trial, study
 from flatscope_papers.tables import grid

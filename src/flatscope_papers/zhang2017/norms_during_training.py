@@ -20,11 +20,9 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from flatscope import Context, train_population
-from flatscope.inputs.loading import load
+from flatscope.inputs import load
 from flatscope.inspection import usable_device
-from flatscope.training.population import PopulationView
-from flatscope.training.sweeps.store import Store
-from flatscope.training.sweeps.work import builder_of, trial_of
+from flatscope.training import PopulationView, Store, builder_of, trial_of
 from flatscope_papers import curves, intervals
 from flatscope_papers.claims import Answer
 from flatscope_papers.declaration import Analysis, Runs, Stage, study

@@ -10,9 +10,8 @@ import pandas as pd
 import torch
 from matplotlib.figure import Figure
 
-from flatscope.inputs.loading import load
-from flatscope.training.sweeps.store import Store
-from flatscope.training.sweeps.work import measure_stored
+from flatscope.inputs import load
+from flatscope.training import Store, measure_stored
 from flatscope_papers import curves, intervals
 from flatscope_papers.claims import Answer
 from flatscope_papers.declaration import Analysis, Config, Measured, Runs, Stage, each_trial, study

@@ -14,7 +14,7 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
-from flatscope.training.models import build
+from flatscope.training import build
 from flatscope_papers import curves, intervals
 from flatscope_papers.claims import Answer
 from flatscope_papers.declaration import Analysis, Runs, Stage, study

@@ -11,7 +11,7 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from flatscope.training.sweeps.store import Store, Stored
+from flatscope.training import Store, Stored
 from flatscope_papers.declaration import Config, Measured, each_trial
 from flatscope_papers.theory.potentials import (
     FlatShare,
