@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from test_results import made_again, old_data, old_network, results
+from test_results import made, results, small_data, small_network
 
 import flatscope as fs
 from flatscope.cli.run_population import read_looks
@@ -68,7 +68,7 @@ NEWER: dict[str, type[Result]] = {
 
 def _newer(name: str) -> Result:
     """A result of a kind that version 0.1 did not have."""
-    problem = fs.Problem(old_network(0), train=old_data())
+    problem = fs.Problem(small_network(0), train=small_data())
     if name == "eigenpairs":
         return fs.eigenpairs(problem, top=2)
     if name == "density":
@@ -83,22 +83,22 @@ def _newer(name: str) -> Result:
     if name == "sensitivity":
         return _sensitivity()
     if name == "forecast":
-        return fs.forecast(problem, old_network(1))
+        return fs.forecast(problem, small_network(1))
     if name == "population":
         return results()["population"]
-    recorder = fs.StabilityRecorder(old_data())
+    recorder = fs.StabilityRecorder(small_data())
     for step in range(3):
-        recorder.record(old_network(0), step, lr=0.1)
+        recorder.record(small_network(0), step, lr=0.1)
     return recorder.stability
 
 
 @cache
 def _sensitivity() -> fs.Sensitivity:
-    return fs.sensitivity(fs.Problem(old_network(0), train=old_data()), bits=(8, 2), sparsity=())
+    return fs.sensitivity(fs.Problem(small_network(0), train=small_data()), bits=(8, 2), sparsity=())
 
 
 def _diagonal(folder: Path) -> None:
-    noisy = fs.diagonal(fs.Problem(old_network(0).double(), train=old_data()))
+    noisy = fs.diagonal(fs.Problem(small_network(0).double(), train=small_data()))
     errors = {name: torch.full_like(value, 0.25) for name, value in noisy.items()}  # as an estimate has them
     fs.Diagonal(noisy, errors, noisy.ways, noisy.matrix, noisy.meta).save(folder / "d.safetensors")
 
@@ -110,7 +110,7 @@ def _read_diagonal(folder: Path) -> str:
 
 def _rounded(folder: Path) -> None:
     measured = _sensitivity()
-    measured.apply(old_network(0), measured.allocate(mean_bits=4)).save(folder / "r.safetensors")
+    measured.apply(small_network(0), measured.allocate(mean_bits=4)).save(folder / "r.safetensors")
 
 
 def _read_allocation(folder: Path) -> str:
@@ -120,7 +120,7 @@ def _read_allocation(folder: Path) -> str:
 
 def _population_run(folder: Path) -> None:
     trials = [{"seed": seed, "epochs": 2, "name": f"n{seed}"} for seed in range(2)]
-    save_population(fs.train_population(lambda trial: old_network(trial["seed"]), trials, old_data()), folder)
+    save_population(fs.train_population(lambda trial: small_network(trial["seed"]), trials, small_data()), folder)
 
 
 def _read_population_run(folder: Path) -> str:
@@ -160,7 +160,7 @@ def _read_failure(folder: Path) -> str:
 @cache
 def _made(name: str) -> Result:
     """Made when a file of it is first asked for, not for a list of names."""
-    return _newer(name) if name in NEWER else made_again(name)
+    return _newer(name) if name in NEWER else made(name)
 
 
 def _result(name: str, ending: str) -> Kind:
@@ -174,7 +174,7 @@ def _result(name: str, ending: str) -> Kind:
 
 def _train(folder: Path, **settings: Any) -> Any:
     config = TrainConfig(epochs=2, batch_size=6, seed=1)
-    return train(old_network(0), old_data(), config, checkpoint=folder, show_progress=False, **settings)
+    return train(small_network(0), small_data(), config, checkpoint=folder, show_progress=False, **settings)
 
 
 def _rows(folder: Path, write: bool) -> str:
@@ -275,7 +275,7 @@ def _foreign_csv(folder: Path) -> None:
 
 def _foreign_weights(folder: Path) -> None:
     buffer = io.BytesIO()
-    torch.save(old_network(0).state_dict(), buffer, _use_new_zipfile_serialization=False)
+    torch.save(small_network(0).state_dict(), buffer, _use_new_zipfile_serialization=False)
     (folder / "old.pt").write_bytes(buffer.getvalue())
 
 
@@ -293,11 +293,11 @@ def kinds() -> dict[str, Kind]:
         found |= {f"{name}{ending}": _result(name, ending) for ending in kind.READABLE}
     return found | {
         "weights.safetensors": Kind(
-            lambda folder: void(save_weights(old_network(0), folder / "w.safetensors")),
+            lambda folder: void(save_weights(small_network(0), folder / "w.safetensors")),
             lambda folder: _tensors(read_weights(folder / "w.safetensors")),
         ),
         "weights.pt": Kind(
-            lambda folder: void(save_weights(old_network(0), folder / "w.pt")),
+            lambda folder: void(save_weights(small_network(0), folder / "w.pt")),
             lambda folder: _tensors(read_weights(folder / "w.pt")),
         ),
         "checkpoint": Kind(

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_results import old_data, old_network
+from test_results import small_data, small_network
 
 import flatscope as fs
 from flatscope.errors import InputError
@@ -53,15 +53,17 @@ def files(folder: Path) -> set[str]:
 
 
 def test_a_full_disk_keeps_what_was_there(small_disk: Path) -> None:
-    table = fs.measure(fs.Problem(old_network(0), old_data()), ["l2_norm"])
+    table = fs.measure(fs.Problem(small_network(0), small_data()), ["l2_norm"])
     table.save(small_disk / "table.json")
-    save_weights(old_network(0), small_disk / "w.safetensors")
+    save_weights(small_network(0), small_disk / "w.safetensors")
     before = {name: (small_disk / name).read_bytes() for name in files(small_disk)}
     fill(small_disk)
     for write in (
         lambda: table.save(small_disk / "table.json"),
-        lambda: save_weights(old_network(1), small_disk / "w.safetensors"),
-        lambda: train(old_network(0), old_data(), TrainConfig(epochs=1), checkpoint=small_disk, show_progress=False),
+        lambda: save_weights(small_network(1), small_disk / "w.safetensors"),
+        lambda: train(
+            small_network(0), small_data(), TrainConfig(epochs=1), checkpoint=small_disk, show_progress=False
+        ),
         lambda: Store(small_disk / "store").write({"lr": 0.1}, {"loss": 0.5}, weights={"w": torch.zeros(999)}),
     ):
         with pytest.raises(InputError):
@@ -82,7 +84,7 @@ def test_a_sweep_goes_on_once_there_is_room(small_disk: Path) -> None:
 
 
 def test_a_read_only_disk_can_be_read(small_disk: Path) -> None:
-    save_weights(old_network(0), small_disk / "w.safetensors")
+    save_weights(small_network(0), small_disk / "w.safetensors")
     Store(small_disk / "store").write({"x": 1}, {"loss": 0.5})
     subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
     assert len(read_weights(small_disk / "w.safetensors")) == 4
@@ -90,7 +92,7 @@ def test_a_read_only_disk_can_be_read(small_disk: Path) -> None:
     with pytest.raises(InputError):
         Store(small_disk / "store").write({"x": 2}, {"loss": 0.5})
     with pytest.raises(InputError):
-        save_weights(old_network(1), small_disk / "w.safetensors")
+        save_weights(small_network(1), small_disk / "w.safetensors")
 
 
 @pytest.mark.filterwarnings("ignore:.* damaged")
@@ -135,8 +137,8 @@ def test_a_clock_that_jumps_changes_nothing(tmp_path: Path, monkeypatch: pytest.
     """Leases of this machine, budgets and checkpoints do not ask it; what has a date in the future is read."""
     store, config, day = Store(tmp_path / "store"), {"x": 1}, 86400.0
     now, jumps = time.time, iter(itertools.cycle((0.0, day, -day, 400 * day)))
-    calm = fs.measure(fs.Problem(old_network(0), old_data()), ["l2_norm", "sharpness"]).to_frame()["value"]
-    trained = train(old_network(0), old_data(), TrainConfig(epochs=2), show_progress=False).history["train_loss"]
+    calm = fs.measure(fs.Problem(small_network(0), small_data()), ["l2_norm", "sharpness"]).to_frame()["value"]
+    trained = train(small_network(0), small_data(), TrainConfig(epochs=2), show_progress=False).history["train_loss"]
     monkeypatch.setattr(time, "time", lambda: now() + next(jumps))
     with store.claim(config) as mine:
         assert mine
@@ -145,17 +147,17 @@ def test_a_clock_that_jumps_changes_nothing(tmp_path: Path, monkeypatch: pytest.
             with Store(tmp_path / "store").claim(config) as again:
                 assert not again
         store.write(config, {"loss": 0.5})
-    again = fs.measure(fs.Problem(old_network(0), old_data()), ["l2_norm", "sharpness"], budget="1h").to_frame()[
+    again = fs.measure(fs.Problem(small_network(0), small_data()), ["l2_norm", "sharpness"], budget="1h").to_frame()[
         "value"
     ]
     assert again.tolist() == calm.tolist()
     place = tmp_path / "run"
-    found = train(old_network(0), old_data(), TrainConfig(epochs=2), checkpoint=place, show_progress=False)
+    found = train(small_network(0), small_data(), TrainConfig(epochs=2), checkpoint=place, show_progress=False)
     assert found.history["train_loss"].tolist() == trained.tolist()
     for path in [*place.rglob("*"), *Path(store.root).rglob("*")]:
         os.utime(path, (now() + 400 * day,) * 2)
     assert Store(store.root).frame()["loss"].tolist() == [0.5]
-    resumed = train(old_network(0), old_data(), TrainConfig(epochs=2), checkpoint=place, show_progress=False)
+    resumed = train(small_network(0), small_data(), TrainConfig(epochs=2), checkpoint=place, show_progress=False)
     assert resumed.resumed_from == 2
 
 

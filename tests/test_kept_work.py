@@ -9,7 +9,7 @@ import pytest
 import torch
 from test_cli import Run
 from test_cli import run as run  # a fixture
-from test_results import old_data, old_network
+from test_results import small_data, small_network
 
 import flatscope as fs
 from flatscope import ranks
@@ -74,13 +74,13 @@ def test_a_table_that_cannot_be_written_is_shown_before_that_is_said(
 
 
 def test_every_page_that_a_table_is_saved_as_lets_nothing_run(tmp_path: Path) -> None:
-    fs.measure(fs.Problem(old_network(0), old_data()), ["l2_norm"]).save(tmp_path / "t.html")
+    fs.measure(fs.Problem(small_network(0), small_data()), ["l2_norm"]).save(tmp_path / "t.html")
     assert "Content-Security-Policy\" content=\"default-src 'none'" in (tmp_path / "t.html").read_text()
 
 
 def test_a_comparison_of_many_networks_fits_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    networks = {f"network {k}": old_network(k) for k in range(60)}
-    found = fs.compare(networks, old_data(), ["l2_norm", "margin"])
+    networks = {f"network {k}": small_network(k) for k in range(60)}
+    found = fs.compare(networks, small_data(), ["l2_norm", "margin"])
     show_comparison(found)
     shown = capsys.readouterr()
     assert len(shown.out) < 20_000
@@ -113,4 +113,4 @@ def test_an_interrupt_without_words_has_a_name() -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(Interrupted, match=r"^Interrupted: 1 of 2 measures are done"):
-        fs.measure(fs.Problem(old_network(0), old_data()), ["l2_norm", "margin"], watch=stop)
+        fs.measure(fs.Problem(small_network(0), small_data()), ["l2_norm", "margin"], watch=stop)
