@@ -26,7 +26,7 @@ LEVELS = (
     {"disk", "formatting", "formulas", "limits", "noise", "switches"},
     {"definitions"},
     {"progress", "guards", "params", "registry", "stats", "ranks", "langevin", "rows", "standing"},
-    {"files", "headlines"},
+    {"charts", "files", "headlines"},
     {"result", "tensor_files"},
     {"samples", "table"},
     {"loss"},

@@ -15,6 +15,7 @@ import numpy as np
 import pandas as pd
 import torch
 
+from flatscope.charts import Bars, finite_or_nan
 from flatscope.errors import InputError, NotApplicable, refuse_unknown, refuse_unless_whole
 from flatscope.formatting import some_of
 from flatscope.guards import own_settings
@@ -89,6 +90,12 @@ class Audit(Result):
         invariant under this symmetry.
         """
         return self._frame.copy()
+
+    def chart(self) -> Bars:
+        """Relative change of each measure, a series for each symmetry."""
+        changes = self._frame.pivot_table("relative_change", "measure", "symmetry", sort=False, dropna=False)
+        columns = {str(name): finite_or_nan(changes[name]) for name in changes}
+        return Bars([str(name) for name in changes.index], columns, axis="relative change of the same function")
 
     @property
     def measures(self) -> list[str]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pandas as pd
 
+from flatscope.charts import Bars
 from flatscope.context import Context, make_effort
 from flatscope.curvature.route import Route, Way, route_of
 from flatscope.errors import FlatscopeError, InputError
@@ -74,6 +75,13 @@ class Explanation(Result):
         to cost in forward passes over the training data, `reason` why it is this way.
         """
         return self._frame.copy()
+
+    def chart(self) -> Bars:
+        """What the curvature of each parameter is expected to cost."""
+        rows = self._frame[self._frame["passes"] > 0]
+        return Bars(
+            rows["parameter"].tolist(), {"passes": rows["passes"].tolist()}, axis="forward passes over the data"
+        )
 
     def headline_lines(self) -> list[str]:
         """What was recognised, what can be rescaled, how curvature is found, what is left out, what it costs."""

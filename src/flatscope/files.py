@@ -176,12 +176,19 @@ def refuse_bombs(file: Any, size: int) -> None:
         file.seek(0)
 
 
-def figure_bytes(figure: Figure, kind: str, *, dpi: int = 200) -> bytes:
-    """A picture as png, svg or pdf; without the date, so that the same figure is the same file."""
+def figure_bytes(figure: Figure, kind: str, *, dpi: int = 200, tight: bool = True) -> bytes:
+    """A picture as png, svg or pdf; without the date, so that the same figure is the same file.
+
+    Args:
+        figure: the picture.
+        kind: of file.
+        dpi: dots per inch.
+        tight: without blank margins; else in the very size of the figure.
+    """
     buffer = io.BytesIO()
     metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind)
     try:
-        figure.savefig(buffer, format=kind, dpi=dpi, metadata=metadata, bbox_inches="tight")
+        figure.savefig(buffer, format=kind, dpi=dpi, metadata=metadata, bbox_inches="tight" if tight else None)
     except (TypeError, ValueError) as problem:  # a title that is no text, or no formula
         raise InputError("a figure that Matplotlib can draw", first_line(problem), where="figure") from problem
     return buffer.getvalue()

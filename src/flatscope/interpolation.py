@@ -22,6 +22,7 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
+from flatscope.charts import resized
 from flatscope.context import Context, sample_margins
 from flatscope.curvature.operators import batch_size as samples_at_once
 from flatscope.errors import InputError, refuse_unknown, refuse_unless_whole
@@ -103,23 +104,25 @@ class Simplex(DrawnResult):
         accuracy = torch.full_like(self.loss, torch.nan) if self.accuracy is None else self.accuracy
         return pd.DataFrame({**columns, "loss": self.loss.numpy(), "accuracy": accuracy.numpy()})
 
-    def plot(self, ax: Axes, *, quantity: str = "loss", heights: tuple[float, float] | None = None) -> Any:
+    def plot(
+        self, ax: Axes | None = None, *, quantity: str = "loss", heights: tuple[float, float] | None = None
+    ) -> Any:
         """Draw a line, or filled contours in a triangle with a network at each corner; blank where nothing is finite.
 
         Args:
-            ax: Matplotlib axes.
+            ax: Matplotlib axes; a figure of its own without any.
             quantity: "loss" or "accuracy".
             heights: lowest and highest of the scale, so that two pictures can be compared.
         """
         from matplotlib.tri import Triangulation
 
-        values = self.values_of(quantity)
-        known = np.isfinite(values)
+        if ax is None:
+            return self.figure(quantity)
+        known = np.isfinite(values := self.values_of(quantity))
         low, high = heights or (float(values[known].min(initial=np.inf)), float(values[known].max(initial=-np.inf)))
         places = self.positions.numpy()
         if places.shape[1] == 1:
-            ax.set_xlabel("from the first network to the second")
-            ax.set_ylabel(quantity)
+            ax.set(xlabel="from the first network to the second", ylabel=quantity)
             if high > low:
                 ax.set_ylim(low - 0.04 * (high - low), high + 0.04 * (high - low))
             return ax.plot(places[:, 0], values, color="#0072B2")[0]
@@ -128,23 +131,21 @@ class Simplex(DrawnResult):
         ax.set_aspect("equal")
         ax.set_axis_off()
         triangles = Triangulation(places[:, 0], places[:, 1])
-        blank = ~known[triangles.triangles].all(1)
-        if blank.all():
+        if (blank := ~known[triangles.triangles].all(1)).all():
             return None
         triangles.set_mask(blank)
         levels = np.linspace(low, high if high > low else low + max(abs(low), 1.0) * 1e-9, 24)
         return ax.tricontourf(triangles, values, levels=levels, cmap="viridis", extend="both")
 
-    def figure(self, quantity: str = "loss") -> Figure:
-        """A figure of its own."""
+    def figure(self, quantity: str = "loss", *, width: float | None = None, font_size: float | None = None) -> Figure:
+        """A figure of its own; width in inches, size of labels in points."""
         from matplotlib.figure import Figure
 
         figure = Figure(figsize=(4.6, 3.6), layout="constrained")
-        ax = figure.subplots()
-        drawn = self.plot(ax, quantity=quantity)
+        drawn = self.plot(ax := figure.subplots(), quantity=quantity)
         if self.weights.shape[1] == 3 and drawn is not None:
             figure.colorbar(drawn, ax=ax, label=quantity, format="%.3g")
-        return figure
+        return resized(figure, width, font_size)
 
     def headline_lines(self) -> list[str]:
         """Whether a barrier stands between the networks, how high, and whether to average them."""

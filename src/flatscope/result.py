@@ -22,6 +22,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
+from flatscope.charts import Chart, figure_of_chart, resized
 from flatscope.disk import read_file, write_whole, write_with_sum
 from flatscope.errors import FlatscopeError, InputError, refuse_unknown
 from flatscope.files import (
@@ -39,11 +40,13 @@ from flatscope.files import (
 from flatscope.formatting import printable
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 _NOTHING_RUNS = f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
 MOST_LINES = 5  # of a headline
+DRAWN = (".png", ".svg", ".pdf")  # endings of pictures, which every result can be saved as
 _UNREADABLE = (
     ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError, RecursionError, pa.ArrowException,
 )  # fmt: skip
@@ -61,7 +64,7 @@ class Result(ABC):
     """
 
     WORD: ClassVar[str]
-    ENDINGS: ClassVar[tuple[str, ...]] = (".parquet", ".json", ".md", ".csv", ".html")
+    ENDINGS: ClassVar[tuple[str, ...]] = (".parquet", ".json", ".md", ".csv", ".html", *DRAWN)
     READABLE: ClassVar[tuple[str, ...]] = (".parquet", ".json")
     COLUMNS: ClassVar[Mapping[str, str]] = {}
     meta: Any
@@ -169,12 +172,46 @@ class Result(ABC):
         with reading(f"a flatscope {cls.WORD} as Parquet", f"{cls.WORD} file"):
             return cls._from_rows(*from_parquet_bytes(content, cls.parquet_key()))
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write a file, whole or not at all; its ending, one of `ENDINGS`, says in which form."""
+    def chart(self) -> Chart:
+        """What `plot` draws, where a class has no picture of another kind."""
+        raise NotImplementedError
+
+    def plot(self, ax: Axes | None = None) -> Any:
+        """Draw into Matplotlib axes that you have; without any, a figure of its own."""
+        if ax is None:
+            return self.figure()
+        self.chart().draw(ax)
+        return ax
+
+    def figure(self, *, width: float | None = None, font_size: float | None = None) -> Figure:
+        """A Matplotlib figure of its own.
+
+        Args:
+            width: inches, such as the width of a column of a paper; the height follows.
+            font_size: points of labels, such as those of the paper.
+        """
+        return resized(figure_of_chart(self.chart()), width, font_size)
+
+    def save(self, path: str | os.PathLike[str], *, width: float | None = None, font_size: float | None = None) -> None:
+        """Write a file, whole or not at all; its ending, one of `ENDINGS`, says in which form.
+
+        Args:
+            path: where to.
+            width: of a picture, in inches: 3.3 is a column of many papers.
+            font_size: of its labels, in points.
+        """
         ending = Path(path).suffix.lower()
         if ending not in self.ENDINGS:
             raise InputError(f"a file name ending in {', '.join(self.ENDINGS)}", str(path), where="save")
-        (write_with_sum if ending == ".csv" else write_whole)(path, self._content(ending))
+        sized = width is not None or font_size is not None
+        if sized and ending not in DRAWN:
+            raise InputError(f"a picture ({', '.join(DRAWN)}) for width and font_size", str(path), where="save")
+        if sized:
+            figure = self.figure(width=width, font_size=font_size)
+            content = figure_bytes(figure, ending[1:], tight=width is None)
+        else:
+            content = self._content(ending)
+        (write_with_sum if ending == ".csv" else write_whole)(path, content)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
@@ -194,6 +231,8 @@ class Result(ABC):
         """Of a file with that ending."""
         if ending == ".parquet":
             return self.to_parquet()
+        if ending in DRAWN:
+            return figure_bytes(self.figure(), ending[1:])
         if ending == ".html":
             title = html.escape(self.WORD)
             head = f'<!doctype html><meta charset="utf-8">{_NOTHING_RUNS}<title>{title}</title>'
@@ -214,7 +253,7 @@ class Result(ABC):
 class DrawnResult(Result):
     """A result that is looked at as a picture: it shows itself as one, and keeps its arrays bit by bit in .npz."""
 
-    ENDINGS = (".npz", ".parquet", ".json", ".csv", ".png", ".svg", ".pdf")
+    ENDINGS = (".npz", ".parquet", ".json", ".csv", *DRAWN)
     READABLE = (".npz", ".parquet", ".json")
     NPZ_HEAD: ClassVar[str] = "head"
     QUANTITIES: ClassVar[tuple[str, ...]] = ()  # tensors that can be drawn, by name
@@ -223,10 +262,6 @@ class DrawnResult(Result):
         """Every number of the frame as text."""
         frame = self.to_frame()
         return [str(name) for name in frame], frame.astype("str").to_numpy().tolist()
-
-    def figure(self) -> Figure:
-        """A Matplotlib figure of its own."""
-        raise NotImplementedError
 
     def values_of(self, quantity: str) -> np.ndarray[Any, np.dtype[np.float64]]:
         """One of the `QUANTITIES` as an array; refused where there are no class labels."""
@@ -252,8 +287,6 @@ class DrawnResult(Result):
         if ending == ".npz":
             head = np.array(json.dumps(self._npz_head(), default=str))
             return npz_bytes({**self._arrays(), self.NPZ_HEAD: head})
-        if ending in (".png", ".svg", ".pdf"):
-            return figure_bytes(self.figure(), ending[1:])
         return super()._content(ending)
 
     @classmethod

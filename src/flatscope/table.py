@@ -10,6 +10,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from flatscope.charts import Bars, finite_or_nan
 from flatscope.errors import InputError, UnknownNameError, refuse_unknown
 from flatscope.formatting import labelled, number
 from flatscope.headlines import table_headline
@@ -137,6 +138,16 @@ class Table(Result):
     def to_frame(self) -> pd.DataFrame:
         """A copy as a pandas frame, one row per number."""
         return self._frame.copy()
+
+    def chart(self) -> Bars:
+        """Values of the network with their errors; where there are none, those of the layers."""
+        whole = rows_of(self._frame, "network")
+        rows = (whole if len(whole) else rows_of(self._frame, "layer")).dropna(subset="value")
+        labels = [
+            " ".join(filter(None, [labelled(str(row["measure"]), str(row["options"])), str(row["layer"])]))
+            for row in rows.to_dict("records")
+        ]
+        return Bars(labels, {"value": finite_or_nan(rows["value"])}, {"value": finite_or_nan(rows["stderr"])})
 
     @classmethod
     def parquet_key(cls) -> bytes:

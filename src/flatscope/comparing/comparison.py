@@ -11,6 +11,7 @@ from typing import Any, Self
 
 import pandas as pd
 
+from flatscope.charts import Bars
 from flatscope.comparing import rankings
 from flatscope.comparing.decision import Decision, decide, worth_words
 from flatscope.comparing.held_out import HeldOut, unpaired
@@ -29,7 +30,7 @@ from flatscope.comparing.verdicts import (
 )
 from flatscope.errors import InputError, NotApplicable, UnknownNameError
 from flatscope.formatting import number
-from flatscope.result import MOST_LINES, Result, plain, reading
+from flatscope.result import DRAWN, MOST_LINES, Result, plain, reading
 from flatscope.standing import Standing
 from flatscope.table import Table
 
@@ -64,7 +65,7 @@ class Comparison(Result):
     """
 
     WORD = "comparison"
-    ENDINGS = (".json", ".csv", ".md", ".html")
+    ENDINGS = (".json", ".csv", ".md", ".html", *DRAWN)
     READABLE = (".json",)
 
     def __init__(
@@ -208,6 +209,15 @@ class Comparison(Result):
             rows.append([label, *quantity.value.values(), order, verdict.word, verdict.reason])
         columns = ["measure", *self.names, "order", "verdict", "reason"]
         return pd.DataFrame(rows, columns=columns).set_index("measure")
+
+    def chart(self) -> Bars:
+        """Each network's value as a multiple of the first network's, for measures above zero on all of them."""
+        values = {
+            label: [float(quantity.value[name]) for name in self.names] for label, quantity in self._quantities.items()
+        }
+        known = {label: row for label, row in values.items() if all(0 < value < math.inf for value in row)}
+        series = {name: [row[place] / row[0] for row in known.values()] for place, name in enumerate(self.names)}
+        return Bars(list(known), series, axis=f"times {self.names[0]}")
 
     def to_frame(self) -> pd.DataFrame:
         """One row per measure and network; rank and its interval where the measure ranks that network."""

@@ -4,26 +4,23 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Mapping, Sequence
 from numbers import Real
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from scipy.optimize import Bounds, LinearConstraint, milp
 
-from flatscope.disk import read_file, write_whole
+from flatscope.charts import Bars
 from flatscope.errors import InputError, refuse_unknown, refuse_unless_whole
-from flatscope.files import from_json_bytes, json_bytes
 from flatscope.formatting import number
-from flatscope.result import reading
+from flatscope.result import DRAWN, Result, reading
 
 TIE = 0.01  # of the smallest rise that counts: the most that all steps together may weigh against it
 
 
-class Allocation(dict[str, int]):
+class Allocation(dict[str, int], Result):
     """Bits of every layer: {layer: bits}. A layer with more bits than were tried is left as it is.
 
     Attributes:
@@ -37,6 +34,10 @@ class Allocation(dict[str, int]):
         >>> allocation.mean_bits
         5.0
     """
+
+    WORD = "allocation"
+    ENDINGS = (".json", ".csv", ".md", ".html", *DRAWN)
+    READABLE = (".json",)
 
     def __init__(
         self,
@@ -84,20 +85,38 @@ class Allocation(dict[str, int]):
         }
         return json.dumps({"flatscope_allocation": 1, **facts, "layers": layers}, indent=1, allow_nan=False)
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write a .json file, whole or not at all."""
-        if Path(path).suffix.lower() != ".json":
-            raise InputError("a file name ending in .json", str(path), where="save")
-        write_whole(path, json_bytes(self.to_json()))
+    @property
+    def meta(self) -> dict[str, Any]:
+        """How the layers are rounded, and what that is expected to cost."""
+        return {"rounding": self.rounding, "mean_bits": self.mean_bits, "sum_of_rises": self.sum_of_rises}
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row per layer: bits, how many weights it has, whether it stays as it is."""
+        rows = [(layer, bits, self.sizes.get(layer, 0), layer in self.unchanged) for layer, bits in self.items()]
+        return pd.DataFrame(rows, columns=["layer", "bits", "parameters", "unchanged"])
+
+    def cells(self) -> tuple[list[str], list[list[str]]]:
+        """Layer, bits, number of weights."""
+        rows = [
+            [layer, "as it is" if layer in self.unchanged else str(bits), f"{self.sizes.get(layer, 0):,}"]
+            for layer, bits in self.items()
+        ]
+        return ["layer", "bits", "weights"], rows
+
+    def headline_lines(self) -> list[str]:
+        """Bits on average, what that is expected to cost, what to do next."""
+        told = f"{number(self.mean_bits, 3)} bits a weight on average; the layers' single rises of the loss add up to"
+        return [f"{told} {number(self.sum_of_rises, 3)}.", "Next: s.apply(model, allocation) rounds all and measures."]
+
+    def chart(self) -> Bars:
+        """Bits of every layer."""
+        return Bars(list(self), {"bits": [float(bits) for bits in self.values()]}, axis="bits a weight")
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Allocation:
-        """Read what `save` wrote; nothing in the file is run."""
-        with reading("an allocation that flatscope saved", str(path)):
-            try:
-                content: Any = from_json_bytes(read_file(path))
-            except OSError as problem:
-                raise InputError("a file that can be read", str(problem), where="load") from problem
+    def from_json(cls, text: str) -> Allocation:
+        """The allocation that `to_json` wrote."""
+        with reading("an allocation that flatscope saved", f"{cls.WORD} file"):
+            content: Any = json.loads(text)
             layers = content["layers"]
             rises = content["sum_of_rises"]
             if layers.keys() != content["bits"].keys():

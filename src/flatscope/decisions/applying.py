@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import torch
 from torch import Tensor, nn
 
+from flatscope.charts import Bars
 from flatscope.context import Context
 from flatscope.decisions.all_weights import WeightPlace, place_of, refuse_other_model, unfrozen, write_into
 from flatscope.decisions.changes import Rounding
 from flatscope.decisions.rises import measured_rises
 from flatscope.decisions.sample_means import NOTHING, Uncertain
-from flatscope.disk import write_whole
 from flatscope.errors import InputError, refuse_unknown
 from flatscope.formatting import number
 from flatscope.guards import own_settings
@@ -27,13 +25,14 @@ from flatscope.inspection import replica
 from flatscope.network.layers import Layer
 from flatscope.params import Params, named_parameters
 from flatscope.problem import Problem
+from flatscope.result import DRAWN, Result
 from flatscope.tensor_files import tensor_bytes
 
 ALL = ""  # the step of all layers together
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Rounded:
+class Rounded(Result):
     """A rounded copy of a model, with what the rounding of all layers together costs.
 
     Attributes:
@@ -54,6 +53,10 @@ class Rounded:
         ({'weight': 2}, [True, True])
     """
 
+    WORD = "rounded copy"
+    ENDINGS = (".safetensors", ".csv", ".md", ".html", *DRAWN)
+    READABLE = ()  # the weights are a state dict for a model, and no result
+
     model: nn.Module
     allocation: dict[str, int]
     loss: float
@@ -72,9 +75,8 @@ class Rounded:
         """Of the rounded copy."""
         return dict(self.model.state_dict())
 
-    @property
-    def headline(self) -> str:
-        """What the rounding costs, in a few lines."""
+    def headline_lines(self) -> list[str]:
+        """What the rounding costs, on the samples of the problem and on test samples."""
         lines = [
             f"Rounded together the layers raise the loss by {_text(self.rise)}, to {number(self.loss)}; "
             f"one by one their rises add up to {number(self.sum_of_rises, 3)}."
@@ -88,19 +90,35 @@ class Rounded:
         if not math.isnan(self.test_rise.value):
             errors = "" if math.isnan(self.test_error_change.value) else f", error {_text(self.test_error_change)}"
             lines.append(f"On the test samples: loss {_text(self.test_rise)}{errors}.")
-        return "\n".join(lines)
+        return lines
 
     def __repr__(self) -> str:
         return self.headline
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the rounded weights as .safetensors, whole or not at all; the allocation is in its header."""
-        if Path(path).suffix.lower() != ".safetensors":
-            raise InputError("a file name ending in .safetensors", str(path), where="save")
+    def to_frame(self) -> pd.DataFrame:
+        """One row per layer that was rounded: its bits."""
+        return pd.DataFrame({"layer": list(self.allocation), "bits": list(self.allocation.values())})
+
+    def cells(self) -> tuple[list[str], list[list[str]]]:
+        """Layer and bits."""
+        return ["layer", "bits"], [[layer, str(bits)] for layer, bits in self.allocation.items()]
+
+    def chart(self) -> Bars:
+        """Bits of every layer that was rounded."""
+        return Bars(list(self.allocation), {"bits": [float(bits) for bits in self.allocation.values()]}, axis="bits")
+
+    def _head(self) -> dict[str, Any]:
+        rises = {"loss": self.loss, "rise": list(self.rise), "error_change": list(self.error_change)}
+        return {**self.meta, **rises, "sum_of_rises": self.sum_of_rises}
+
+    def _content(self, ending: str) -> bytes:
+        """Of a .safetensors file: the rounded weights, with the allocation in the header."""
+        if ending != ".safetensors":
+            return super()._content(ending)
         head = {"flatscope_rounded": json.dumps({"allocation": self.allocation, "rise": list(self.rise)}, default=str)}
         # Names of one tensor each get a copy: the format has no ties.
         tensors = {name: value.detach().cpu().clone().contiguous() for name, value in self.state_dict().items()}
-        write_whole(path, tensor_bytes(tensors, head))
+        return tensor_bytes(tensors, head)
 
 
 def _text(found: Uncertain) -> str:

@@ -6,21 +6,21 @@ import json
 import os
 import time
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import torch
 from torch import Tensor
 
+from flatscope.charts import Bars
 from flatscope.context import Context, Effort, make_effort
 from flatscope.decisions.curvature_diagonals import hessian_diagonals, output_diagonals
-from flatscope.disk import write_whole
 from flatscope.errors import InputError, refuse_unknown
 from flatscope.formatting import number, numbered
 from flatscope.guards import own_settings
 from flatscope.params import Params
 from flatscope.problem import Problem
-from flatscope.result import reading
+from flatscope.result import DRAWN, Result, reading
 from flatscope.tensor_files import read_tensors, tensor_bytes
 
 MATRICES = ("hessian", "gauss_newton", "empirical_fisher")
@@ -28,7 +28,7 @@ WORDS = {"hessian": "Hessian", "gauss_newton": "Gauss-Newton matrix", "empirical
 STDERR, HEAD = "stderr:", "flatscope_diagonal"
 
 
-class Diagonal(Mapping[str, Tensor]):
+class Diagonal(Result, Mapping[str, Tensor]):
     """The diagonal of a curvature matrix: {parameter: tensor of its shape}, in the order of the state dict.
 
     Attributes:
@@ -44,6 +44,10 @@ class Diagonal(Mapping[str, Tensor]):
         >>> fs.diagonal(problem)["weight"].round(decimals=6)
         tensor([[1., 9.]], dtype=torch.float64)
     """
+
+    WORD = "diagonal"
+    ENDINGS = (".safetensors", ".csv", ".md", ".html", *DRAWN)
+    READABLE = (".safetensors",)
 
     def __init__(
         self, values: Params, stderr: Params, ways: Mapping[str, str], matrix: str, meta: Mapping[str, Any]
@@ -70,9 +74,8 @@ class Diagonal(Mapping[str, Tensor]):
         """Sum of all entries."""
         return float(sum(float(value.double().sum()) for value in self.values()))
 
-    @property
-    def headline(self) -> str:
-        """What this is, in a few lines."""
+    def headline_lines(self) -> list[str]:
+        """Size, sum, signs and errors of the entries."""
         size = sum(value.numel() for value in self.values())
         below = sum(int((value < 0).sum()) for value in self.values())
         lines = [
@@ -86,19 +89,52 @@ class Diagonal(Mapping[str, Tensor]):
             worst = max(noisy, key=lambda name: _relative(self[name], self.stderr[name]))
             share = 100 * _relative(self[worst], self.stderr[worst])
             lines.append(f"Standard errors up to {number(share, 2)} % of the entries' size ({worst}); see .stderr.")
-        return "\n".join(lines)
+        return lines
 
     def __repr__(self) -> str:
         return self.headline
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write a .safetensors file: entries by the names of the parameters, errors as "stderr:NAME"."""
-        if Path(path).suffix.lower() != ".safetensors":
-            raise InputError("a file name ending in .safetensors", str(path), where="save")
+    def __eq__(self, other: object) -> bool:
+        """Equal entries and errors of the same parameters."""
+        if not isinstance(other, Diagonal) or self.keys() != other.keys():
+            return False
+        pairs = [(self[name], other[name]) for name in self]
+        pairs += [(self.stderr[name], other.stderr[name]) for name in self]
+        return self.matrix == other.matrix and all(torch.equal(one, two) for one, two in pairs)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row per parameter: number of entries, their sum, smallest and largest, how it was computed."""
+        rows = [
+            (name, value.numel(), float(value.double().sum()), float(value.min()), float(value.max()), self.ways[name])
+            for name, value in self.items()
+        ]
+        return pd.DataFrame(rows, columns=["parameter", "entries", "sum", "smallest", "largest", "way"])
+
+    def cells(self) -> tuple[list[str], list[list[str]]]:
+        """The same as text."""
+        rows = [
+            [row["parameter"], f"{row['entries']:,}", *(number(row[name]) for name in ("sum", "smallest", "largest"))]
+            for row in self.to_frame().to_dict("records")
+        ]
+        return ["parameter", "entries", "sum", "smallest", "largest"], rows
+
+    def chart(self) -> Bars:
+        """Mean entry of every parameter."""
+        means = [float(value.double().mean()) for value in self.values()]
+        return Bars(list(self), {"mean": means}, axis=f"mean entry, {WORDS[self.matrix]}")
+
+    def _head(self) -> dict[str, Any]:
+        return {"matrix": self.matrix, "ways": self.ways, "meta": self.meta, "order": list(self)}
+
+    def _content(self, ending: str) -> bytes:
+        """Of a .safetensors file: entries by the names of the parameters, errors as "stderr:NAME"."""
+        if ending != ".safetensors":
+            return super()._content(ending)
         tensors = {name: value.cpu().contiguous() for name, value in self.items()}
         tensors |= {STDERR + name: e.cpu().contiguous() for name, e in self.stderr.items() if bool(e.any())}
-        head = {"matrix": self.matrix, "ways": self.ways, "meta": self.meta, "order": list(self)}
-        write_whole(path, tensor_bytes(tensors, {HEAD: json.dumps(head, default=str)}))
+        return tensor_bytes(tensors, {HEAD: json.dumps(self._head(), default=str)})
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Diagonal:

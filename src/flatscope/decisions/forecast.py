@@ -12,6 +12,7 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
+from flatscope.charts import resized
 from flatscope.context import Context, Effort, make_effort
 from flatscope.curvature.second_derivative import refuse_wrong_second_derivative
 from flatscope.decisions.all_weights import unfrozen
@@ -130,17 +131,19 @@ class Forecast(DrawnResult):
         ]
         return header, rows
 
-    def figure(self) -> Figure:
-        """Each layer's predicted share beside what was measured when only this layer moves."""
+    def figure(self, *, width: float | None = None, font_size: float | None = None) -> Figure:
+        """Each layer's predicted share beside what was measured; width in inches, size of labels in points."""
         from matplotlib.figure import Figure
 
         count = len(self._frame)
         figure = Figure(figsize=(4.6, max(2.7, 0.9 + 0.25 * count)), layout="constrained")
         self.plot(figure.subplots())
-        return figure
+        return resized(figure, width, font_size)
 
-    def plot(self, ax: Axes) -> Any:
-        """Draw the bars of the layers, the first layer on top."""
+    def plot(self, ax: Axes | None = None) -> Any:
+        """Draw the bars of the layers, the first layer on top; a figure of its own without axes."""
+        if ax is None:
+            return self.figure()
         shown = self._frame[::-1]
         places = np.arange(len(shown))
         ax.barh(places + 0.2, shown["predicted"], 0.38, color="#0072B2", label="predicted share")

@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 from torch import nn
 
+from flatscope.charts import resized
 from flatscope.decisions.allocation import Allocation, allocate
 from flatscope.decisions.applying import Rounded, apply_allocation
 from flatscope.errors import InputError
@@ -145,8 +146,8 @@ class Sensitivity(DrawnResult):
             raise InputError("a problem to measure on", "a sensitivity from a file", where="apply", fix=fix)
         return apply_allocation(self._frame, str(self.meta["rounding"]), model, allocation, used)
 
-    def figure(self) -> Figure:
-        """Layers by changes as a heat map, and size against loss beside it."""
+    def figure(self, *, width: float | None = None, font_size: float | None = None) -> Figure:
+        """A heat map of layers by changes, and size against loss; width in inches, size of labels in points."""
         from matplotlib.figure import Figure
 
         figure = Figure(figsize=(8.2, max(2.8, 0.9 + 0.22 * len(self.layers))), layout="constrained")
@@ -155,7 +156,11 @@ class Sensitivity(DrawnResult):
         if drawn is not None:
             figure.colorbar(drawn, ax=left, label="measured rise of the loss")
         self.plot_sizes(right)
-        return figure
+        return resized(figure, width, font_size)
+
+    def plot(self, ax: Axes | None = None) -> Any:
+        """Draw the heat map of layers by changes into axes; without any, a figure with both pictures."""
+        return self.figure() if ax is None else self.plot_heat(ax)
 
     def plot_heat(self, ax: Axes) -> Any:
         """Draw the measured rises, layers by changes; a cross where the rise is within two standard errors of zero."""

@@ -12,6 +12,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from flatscope.charts import resized
 from flatscope.errors import InputError
 from flatscope.files import Arrays
 from flatscope.formatting import number
@@ -92,16 +93,23 @@ class Surface(DrawnResult):
         return pd.DataFrame(columns | {"pole": self.poles.flatten().numpy()})
 
     def plot(
-        self, ax: Axes, *, heights: tuple[float, float] | None = None, quantity: str = "loss", log: bool = False
+        self,
+        ax: Axes | None = None,
+        *,
+        heights: tuple[float, float] | None = None,
+        quantity: str = "loss",
+        log: bool = False,
     ) -> Any:
         """Draw a line or filled contours into Matplotlib axes; poles stay blank and hatched.
 
         Args:
-            ax: where to draw.
+            ax: where to draw; a figure of its own without any.
             heights: the height scale, lowest and highest; the same for two surfaces makes them comparable.
             quantity: "loss" or "error".
             log: heights on a logarithmic scale.
         """
+        if ax is None:
+            return self.figure(quantity=quantity, log=log)
         values = self.values_of(quantity)
         low, high = heights or common_heights([self], quantity)
         ax.set_xlabel("t₁" if len(self.axes) == 2 else "t")
@@ -133,9 +141,24 @@ class Surface(DrawnResult):
         return filled
 
     def figure(
-        self, *others: Surface, titles: tuple[str, ...] = (), quantity: str = "loss", log: bool = False
+        self,
+        *others: Surface,
+        titles: tuple[str, ...] = (),
+        quantity: str = "loss",
+        log: bool = False,
+        width: float | None = None,
+        font_size: float | None = None,
     ) -> Figure:
-        """A figure of this surface and others beside it, all on one height scale."""
+        """A figure of this surface and others beside it, all on one height scale.
+
+        Args:
+            others: further surfaces.
+            titles: one for each.
+            quantity: "loss" or "error".
+            log: heights on a logarithmic scale.
+            width: inches, such as the width of a column of a paper; the height follows.
+            font_size: points of labels, such as those of the paper.
+        """
         from matplotlib.figure import Figure
 
         surfaces = (self, *others)
@@ -152,7 +175,7 @@ class Surface(DrawnResult):
             ax.set_title(titles[n] if titles else default, fontsize=10)
         if drawn is not None:
             figure.colorbar(drawn, ax=list(panels), label=_label(surfaces[0], quantity), format="%.3g")
-        return figure
+        return resized(figure, width, font_size)
 
     def headline_lines(self) -> list[str]:
         """How far the loss rises on the picture, whether it falls anywhere, whether pictures can be compared."""

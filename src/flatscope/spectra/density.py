@@ -13,6 +13,7 @@ import torch
 from scipy import stats
 from torch import Tensor
 
+from flatscope.charts import resized
 from flatscope.curvature import brackets
 from flatscope.errors import InputError
 from flatscope.formatting import number
@@ -213,14 +214,16 @@ class SpectralDensity(DrawnResult):
         half = float(stats.t.ppf((1 + confidence) / 2, len(each) - 1)) * each.std(0) / math.sqrt(len(each))
         return (each.mean(0) - half).clamp_min(0), each.mean(0) + half
 
-    def plot(self, ax: Axes, *, grid: Tensor | None = None, width: float | None = None) -> None:
+    def plot(self, ax: Axes | None = None, *, grid: Tensor | None = None, width: float | None = None) -> Any:
         """Draw the density on a logarithmic scale with its 95 % band; outliers as triangles on the axis.
 
         Args:
-            ax: where to draw.
+            ax: where to draw; a figure of its own without any.
             grid: places (g,).
             width: of the Gaussians.
         """
+        if ax is None:
+            return self.figure()
         places = self.grid() if grid is None else grid
         density = self.smoothed(places, width)
         floor = self.floor(density)
@@ -232,17 +235,28 @@ class SpectralDensity(DrawnResult):
         ax.plot(marks, np.full(len(marks), floor), "v", color="#D55E00", markersize=5, clip_on=False, linestyle="")
         ax.set_yscale("log")
         ax.set_ylim(floor, None)
+        ax.axvline(0, color="0.6", linewidth=0.8, zorder=0)
         ax.set_xlabel("eigenvalue")
         ax.set_ylabel("density")
         ax.spines[["top", "right"]].set_visible(False)
+        return ax
 
-    def figure(self) -> Figure:
-        """The density with its band and outliers."""
+    def figure(self, *, width: float | None = None, font_size: float | None = None) -> Figure:
+        """The density with its band and outliers; its width in inches and the size of its labels in points."""
         from matplotlib.figure import Figure
 
         figure = Figure(figsize=(6.0, 3.4), layout="constrained")
-        self.plot(figure.add_subplot())
-        return figure
+        ax = figure.add_subplot()
+        self.plot(ax)
+        ax.set_title(self.caption(), loc="left", fontsize=8)
+        return resized(figure, width, font_size)
+
+    def caption(self) -> str:
+        """What the picture shows, for below it: the matrix, the band, the marks."""
+        of = f" of layer {self.layer}" if self.layer else ""
+        band = ", band: 95 %" if self.draws > 1 else ""
+        marks = f", triangles: {len(self.outliers)} that stand out" if len(self.outliers) else ""
+        return f"{self.size:,} eigenvalues of the {MATRIX_WORDS[self.curvature]}{of}{band}{marks}"
 
     def floor(self, density: Tensor) -> float:
         """The lowest density worth drawing: a third of one eigenvalue's bump, at most a millionth of the peak."""

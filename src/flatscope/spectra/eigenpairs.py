@@ -9,12 +9,14 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from flatscope.charts import resized
 from flatscope.files import Arrays
 from flatscope.formatting import number
 from flatscope.params import Params
 from flatscope.result import DrawnResult, Result, checked_columns
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 
@@ -86,19 +88,25 @@ class Eigenpairs(DrawnResult):
         ]
         return ["", "eigenvalue", "residual", "remark"], rows
 
-    def figure(self) -> Figure:
-        """Eigenvalues by their number, with residuals as error bars."""
+    def figure(self, *, width: float | None = None, font_size: float | None = None) -> Figure:
+        """Eigenvalues by their number; its width in inches and the size of its labels in points, for papers."""
         from matplotlib.figure import Figure
 
         figure = Figure(figsize=(5.0, 3.0), layout="constrained")
-        ax = figure.add_subplot()
+        self.plot(figure.add_subplot())
+        return resized(figure, width, font_size)
+
+    def plot(self, ax: Axes | None = None) -> Any:
+        """Draw eigenvalues by their number, with residuals as error bars; a figure of its own without axes."""
+        if ax is None:
+            return self.figure()
         places = range(1, len(self) + 1)
         ax.errorbar(places, self.values.numpy(), yerr=self.residuals.numpy(), fmt="o", markersize=4, capsize=2)
         ax.axhline(0, color="0.7", linewidth=0.8)
         ax.set_xlabel("number")
         ax.set_ylabel("eigenvalue")
         ax.spines[["top", "right"]].set_visible(False)
-        return figure
+        return ax
 
     def _repr_html_(self) -> str:
         return Result._repr_html_(self)

@@ -10,6 +10,7 @@ from typing import Any
 import pandas as pd
 from torch import Tensor, nn
 
+from flatscope.charts import Bars, finite_or_nan
 from flatscope.errors import InputError
 from flatscope.formatting import number
 from flatscope.problem import Problem
@@ -92,6 +93,12 @@ class Population(Result, Sequence[nn.Module]):
         `loss_gap`, test less training loss, and for classes `error_gap`.
         """
         return pd.DataFrame([self._line(trial) for trial in self._trials])
+
+    def chart(self) -> Bars:
+        """Losses of every network, on the training set and where there is one on the test set."""
+        frame = self.to_frame()
+        series = {name: finite_or_nan(frame[name]) for name in ("train_loss", "test_loss") if name in frame}
+        return Bars(self.names, series, axis="loss")
 
     def frame(self) -> pd.DataFrame:
         """The same as `to_frame`."""

@@ -11,6 +11,7 @@ from typing import Any
 
 import pandas as pd
 
+from flatscope.charts import Bars
 from flatscope.comparing.records import FILE as RECORDS_FILE
 from flatscope.comparing.records import records_by_measure
 from flatscope.context import Context
@@ -112,6 +113,11 @@ class Leaderboard(Result):
         """A score averaged over data sets and stops; NaN where there is none."""
         values = self._frame[(self._frame["measure"] == name) & (self._frame["score"] == score)]["value"].dropna()
         return float(values.mean()) if len(values) else math.nan
+
+    def chart(self) -> Bars:
+        """Ψ of every measure, averaged over data sets and stops, the best first."""
+        scored = [name for name in self.names if not math.isnan(self.mean(name, "psi"))]
+        return Bars(scored, {"Ψ": [self.mean(name, "psi") for name in scored]}, axis="Ψ: 1 is best, 0 is chance")
 
     def headline_lines(self) -> list[str]:
         """Which measure ranks networks best, how far it is from certain, what to choose by."""

@@ -9,10 +9,11 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
+from flatscope.charts import Curves
 from flatscope.errors import InputError, refuse_unknown
 from flatscope.formatting import number, some_of
 from flatscope.noise import checked_confidence
-from flatscope.result import Result, checked_columns, plain
+from flatscope.result import DRAWN, Result, checked_columns, plain
 
 AXES = {"epoch": "epoch", "train_loss": "training loss", "train_accuracy": "training accuracy"}
 MANY = {"epoch": "epochs", "train_loss": "training losses", "train_accuracy": "training accuracies"}
@@ -64,7 +65,7 @@ class Atlas(Result):
     """
 
     WORD = "atlas"
-    ENDINGS = (".parquet", ".json", ".md", ".csv")
+    ENDINGS = (".parquet", ".json", ".md", ".csv", *DRAWN)
     COLUMNS = COLUMNS
 
     def __init__(self, frame: pd.DataFrame, meta: Mapping[str, Any] | None = None) -> None:
@@ -92,6 +93,15 @@ class Atlas(Result):
         together. `n` of `networks` are there, after `median_epoch` epochs and at the loss `median_loss`.
         """
         return self._frame.copy()
+
+    def chart(self) -> Curves:
+        """The curve of each measure over the first scope, axis and kind."""
+        scope, axis, kind = (self.names(column)[0] for column in ("scope", "axis", "kind"))
+        curves = {}
+        for measure in self.names("measure"):
+            points = self.curve(measure, axis, scope, kind)
+            curves[measure] = ([point.at for point in points], [point.value for point in points])
+        return Curves(curves, axis, f"{kind} with {self.meta.get('target', 'the target')}", {"none": 0.0})
 
     def names(self, column: str) -> list[str]:
         """What there is of `measure`, `kind`, `scope` or `axis`, in order."""

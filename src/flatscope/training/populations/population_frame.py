@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 import numpy as np
 import pandas as pd
 
+from flatscope.charts import Bars
 from flatscope.errors import InputError, refuse_unknown
 from flatscope.formatting import number, some_of
 from flatscope.progress import progress
 from flatscope.registry import Declaration, declarations
-from flatscope.result import Result
+from flatscope.result import DRAWN, Result
 
 if TYPE_CHECKING:
     from flatscope.stats import Estimate
@@ -59,7 +60,7 @@ class PopulationFrame(Result):
     meta: Mapping[str, Any] | None = None
 
     WORD = "population"
-    ENDINGS = (".parquet", ".csv", ".md", ".html")
+    ENDINGS = (".parquet", ".csv", ".md", ".html", *DRAWN)
     READABLE = (".parquet",)
 
     def __post_init__(self) -> None:
@@ -99,6 +100,13 @@ class PopulationFrame(Result):
         """How every measure goes along with the target: Kendall's tau with its interval, and its adjusted p-value."""
         header = ["measure", f"Kendall's tau with {self.target}", "adjusted p"]
         return header, [[s.measure, str(s.kendall), number(s.adjusted)] for s in self.statistics]
+
+    def chart(self) -> Bars:
+        """Kendall's tau of every measure with the target, the clearest first."""
+        values = [entry.kendall.value for entry in self.statistics]
+        return Bars(
+            [entry.measure for entry in self.statistics], {"tau": values}, axis=f"Kendall's tau with {self.target}"
+        )
 
     def headline_lines(self) -> list[str]:
         """Which measure correlates most clearly with the target, in which direction, and what that is worth."""

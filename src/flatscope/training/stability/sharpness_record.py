@@ -15,6 +15,7 @@ from typing import Any, Self
 import numpy as np
 import pandas as pd
 
+from flatscope.charts import Curves
 from flatscope.formatting import number
 from flatscope.result import MOST_LINES, Result, checked_columns
 from flatscope.spectra.density import SpectralDensity
@@ -208,6 +209,15 @@ class Stability(Result):
 
     def __repr__(self) -> str:
         return f"{self.summary()}\n\n{self._grid()}"
+
+    def chart(self) -> Curves:
+        """Sharpness in units of the threshold along the steps; above 1 training is unstable."""
+        named = {"normalized_sharpness": "all samples", "normalized_batch": "mini-batches"}
+        known = {words: self.rows[["step", name]].dropna() for name, words in named.items()}
+        curves = {
+            words: (rows["step"].tolist(), rows.iloc[:, 1].tolist()) for words, rows in known.items() if len(rows)
+        }
+        return Curves(curves, "step", "sharpness over its threshold", {"edge of stability": 1.0})
 
     def to_frame(self) -> pd.DataFrame:
         """One row per record; the columns are those of `rows`."""
