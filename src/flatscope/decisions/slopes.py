@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,6 +20,8 @@ from flatscope.params import Params
 from flatscope.samples import Batch, cut
 
 forward_ad: Any = untyped_forward_ad
+Loss = Callable[[Tensor, Tensor], Tensor]  # of every sample
+Run = Callable[[Params], Tensor]
 Steps = Mapping[Any, Params]  # by a name of the step: Δ of every parameter that moves
 
 
@@ -67,7 +70,10 @@ def slopes_here(ctx: Context, batch: Batch, steps: Steps) -> dict[Any, Tensor]:
         found = _by_one_gradient(ctx, batch, seen) if seen else {}
     except NotApplicable:  # values of the samples decide how a layer is used
         found = {}
-    return {key: found[key] if key in found else slopes_along(ctx, batch, ctx.params, steps[key]) for key in steps}
+    inputs, targets = batch
+    for key in steps.keys() - found.keys():
+        found[key] = slopes_along(ctx.problem.loss, partial(ctx.forward, inputs), targets, ctx.params, steps[key])
+    return found
 
 
 def _by_one_gradient(ctx: Context, batch: Batch, steps: Steps) -> dict[Any, Tensor]:
@@ -97,32 +103,38 @@ def _by_one_gradient(ctx: Context, batch: Batch, steps: Steps) -> dict[Any, Tens
     return {key: torch.cat([part[key] for part in parts]) for key in steps}
 
 
-def slopes_along(ctx: Context, batch: Batch, params: Params, step: Params) -> Tensor:
-    """g_i·Δ of every sample: in forward mode, or by two backward passes where an operation has none."""
+def slopes_along(loss: Loss, run: Run, targets: Tensor, params: Params, step: Params) -> Tensor:
+    """g_i·Δ of every sample: in forward mode, or by two backward passes where an operation has none.
+
+    Args:
+        loss: of the samples.
+        run: outputs at weights.
+        targets: of the samples.
+        params: the weights.
+        step: Δ of those that move.
+    """
     try:
-        return _by_tangents(ctx, batch, params, step)
+        return _by_tangents(loss, run, targets, params, step)
     except (NotImplementedError, RuntimeError) as problem:
         if "forward" not in str(problem) and "jvp" not in str(problem):
             raise
-    return _by_two_backward_passes(ctx, batch, params, step)
+    return _by_two_backward_passes(loss, run, targets, params, step)
 
 
-def _by_tangents(ctx: Context, batch: Batch, params: Params, step: Params) -> Tensor:
-    inputs, targets = batch
+def _by_tangents(loss: Loss, run: Run, targets: Tensor, params: Params, step: Params) -> Tensor:
     with torch.no_grad(), forward_ad.dual_level():
         dual: dict[str, Any] = {
             name: forward_ad.make_dual(params[name].detach(), delta.to(params[name])) for name, delta in step.items()
         }
-        losses = ctx.problem.loss(ctx.forward(inputs, {**params, **dual}), targets)
+        losses = loss(run({**params, **dual}), targets)
         tangent = forward_ad.unpack_dual(losses).tangent
     return torch.zeros_like(losses, dtype=torch.float64) if tangent is None else tangent.double()
 
 
-def _by_two_backward_passes(ctx: Context, batch: Batch, params: Params, step: Params) -> Tensor:
-    inputs, targets = batch
+def _by_two_backward_passes(loss: Loss, run: Run, targets: Tensor, params: Params, step: Params) -> Tensor:
     with torch.enable_grad():
         leaves = {name: params[name].detach().requires_grad_() for name in step}
-        losses = ctx.problem.loss(ctx.forward(inputs, {**params, **leaves}), targets)
+        losses = loss(run({**params, **leaves}), targets)
         shares = torch.ones_like(losses, requires_grad=True)
         gradients = torch.autograd.grad(
             losses, list(leaves.values()), shares, create_graph=True, materialize_grads=True

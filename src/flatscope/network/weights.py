@@ -174,7 +174,8 @@ def _are_rows(value: Tensor, source: Source) -> bool:
 
 def _shares_memory(one: Tensor, other: Tensor) -> bool:
     try:
-        return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
+        with DisableTorchFunction():  # no rule is to see this
+            return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
     except (RuntimeError, NotImplementedError):  # inside vmap tensors have no memory of their own
         return False
 
