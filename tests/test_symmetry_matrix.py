@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from safetensors.torch import load_file
 
 from flatscope.network.watching import FunctionChangedError
 from flatscope.registry import SYMMETRIES, declarations
@@ -40,7 +39,7 @@ def test_nothing_moves_that_is_declared_to_stand_still() -> None:
 
 
 @pytest.mark.parametrize("symmetry", matrix.PAIRS)
-def test_the_files_give_the_numbers_of_the_page(symmetry: str) -> None:
+def test_the_file_gives_the_numbers_of_the_page(symmetry: str) -> None:
     entries = [declarations()[name] for name in QUICK]
     for name, cell in matrix.compared(symmetry, entries).items():
         kept = CELLS[symmetry][name]
@@ -52,7 +51,7 @@ def test_the_files_give_the_numbers_of_the_page(symmetry: str) -> None:
 
 
 def test_another_function_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    weights = load_file(matrix.FOLDER / "attention_scaling-after.safetensors")
+    weights = matrix.stored("attention_scaling/after")
     other = {name: value * (1.01 if "in_proj_weight" in name else 1.0) for name, value in weights.items()}
     model = matrix.built("transformer")
     model.load_state_dict(other)
@@ -63,12 +62,12 @@ def test_another_function_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
         matrix.refuse_other_functions("attention_scaling")
 
 
-def test_the_files_are_small_and_of_the_networks_that_the_page_writes() -> None:
+def test_the_file_is_small_and_of_the_networks_that_the_page_writes() -> None:
     assert sum(path.stat().st_size for path in matrix.FOLDER.iterdir()) < 300_000
     for symmetry, (name, _) in matrix.PAIRS.items():
         model = matrix.built(name)
         for when in ("before", "after"):
-            model.load_state_dict(load_file(matrix.FOLDER / f"{symmetry}-{when}.safetensors"))
+            model.load_state_dict(matrix.stored(f"{symmetry}/{when}"))
         assert sum(value.numel() for value in model.parameters()) < 2000
 
 
@@ -84,10 +83,9 @@ def test_the_snippet_prints_what_the_page_says(
     assert printed["before"] != printed["after"]
 
 
-def test_the_page_shows_every_measure_and_leads_to_every_file() -> None:
+def test_the_page_shows_every_measure_and_leads_to_the_file() -> None:
     text = matrix.page(matrix.known())
     for name in declarations():
         assert f"| [`{name}`](measures/{name}.md) |" in text
-    for path in matrix.FOLDER.glob("*.safetensors"):
-        assert f"symmetries/{path.name}" in text
+    assert f"symmetries/{matrix.FILE.name}" in text
     assert "| ? |" not in text

@@ -1,9 +1,9 @@
 """The page of all measures under all symmetries: what moves, by how much, on networks that anyone can load.
 
-`python docs/generate/symmetry_matrix.py [MEASURE …]` measures the pairs of networks in docs/symmetries with these
-measures (all, if none is named) and keeps what it finds in docs/symmetries/found.json; the documentation's page is made
-from that file. Pairs that are not there are made first: networks trained on iris flowers, and the same function with
-other weights. `--again` makes them anew.
+`python docs/generate/symmetry_matrix.py [MEASURE …]` measures the pairs of networks in
+docs/symmetries/networks.safetensors with these measures (all, if none is named) and keeps the values in
+docs/symmetries/found.json; the documentation's page is made from that file. Pairs that are not there are made first:
+networks trained on iris flowers, and the same function with other weights. `--again` makes them anew.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from flatscope.registry import FUNCTION_SYMMETRIES, SYMMETRIES, Declaration, dec
 
 FOLDER = Path(__file__).parents[1] / "symmetries"
 FOUND = FOLDER / "found.json"
+FILE = FOLDER / "networks.safetensors"  # tensors by "data/x", "mlp/initial/0.weight", "unit_scaling/after/0.weight"
 NETWORKS = {  # as the page shows them
     "mlp": "nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3))",
     "batchnorm": "nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3))",
@@ -57,15 +58,21 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
+@cache
+def stored(place: str) -> dict[str, Tensor]:
+    """What the file of networks has under a place: "data", or a network or a symmetry with a moment."""
+    tensors = load_file(FILE)
+    return {key.removeprefix(f"{place}/"): value for key, value in tensors.items() if key.startswith(f"{place}/")}
+
+
 def built(name: str) -> nn.Module:
     """A network with random weights, from the words that the page shows."""
     model: nn.Module = eval(NETWORKS[name], {"nn": nn})
     return model.double().eval()
 
 
-def trained(name: str) -> tuple[nn.Module, dict[str, Tensor]]:
+def trained(name: str, data: dict[str, Tensor]) -> tuple[nn.Module, dict[str, Tensor]]:
     """A network after training, and its weights before."""
-    data = load_file(FOLDER / "data.safetensors")
     torch.manual_seed(0)
     model = built(name).train()
     before = {key: value.detach().clone() for key, value in model.named_parameters()}
@@ -77,9 +84,9 @@ def trained(name: str) -> tuple[nn.Module, dict[str, Tensor]]:
     return model.eval(), before
 
 
-def times(model: nn.Module, factor: float) -> nn.Module:
+def times(model: nn.Module, factor: float, example: Tensor) -> nn.Module:
     """A chain of d dense layers whose outputs are the factor times those of the given one, all layers sharing it."""
-    twin = fs.rescale(model, load_file(FOLDER / "data.safetensors")["x"], low=1.0, high=1.0)
+    twin = fs.rescale(model, example, low=1.0, high=1.0)
     layers = [module for module in twin if isinstance(module, nn.Linear)]  # type: ignore[attr-defined]
     root = factor ** (1 / len(layers))
     with torch.no_grad():
@@ -98,29 +105,27 @@ def make_pairs() -> None:
     x, y = (x - x.mean(0)) / x.std(0), torch.tensor(classes)
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))
     first, rest = order[:30], order[30:60]
-    FOLDER.mkdir(exist_ok=True)
     data = {"x": x[first], "y": y[first], "x_test": x[rest], "y_test": y[rest]}
-    save_file(data, FOLDER / "data.safetensors")
-    models = {}
+    places, models = {"data": data}, {}
     for name in NETWORKS:
-        models[name], before = trained(name)
-        save_file(before, FOLDER / f"{name}-initial.safetensors")
+        models[name], places[f"{name}/initial"] = trained(name, data)
     for symmetry, (name, way) in PAIRS.items():
         model = models[name]
         low, high = RANGE.get(symmetry, USUAL)
-        twin = fs.rescale(model, data["x"], way, low, high, seed=1) if way else times(model, TIMES)
-        for when, network in (("before", model), ("after", twin)):
-            weights = {key: value.detach().contiguous() for key, value in network.state_dict().items()}
-            save_file(weights, FOLDER / f"{symmetry}-{when}.safetensors")
+        twin = fs.rescale(model, data["x"], way, low, high, seed=1) if way else times(model, TIMES, data["x"])
+        places[f"{symmetry}/before"], places[f"{symmetry}/after"] = model.state_dict(), twin.state_dict()
+    FOLDER.mkdir(exist_ok=True)
+    tensors = {f"{place}/{key}": value for place, held in places.items() for key, value in held.items()}
+    save_file({key: value.detach().clone().contiguous() for key, value in tensors.items()}, FILE)
 
 
 @cache
 def problem(symmetry: str, when: str) -> fs.Problem:
-    """One of the two networks of a symmetry, as its files have it."""
+    """One of the two networks of a symmetry, as the file has it."""
     name = PAIRS[symmetry][0]
-    data, model = load_file(FOLDER / "data.safetensors"), built(name)
-    model.load_state_dict(load_file(FOLDER / f"{symmetry}-{when}.safetensors"))
-    initial = load_file(FOLDER / f"{name}-initial.safetensors")
+    data, model = stored("data"), built(name)
+    model.load_state_dict(stored(f"{symmetry}/{when}"))
+    initial = stored(f"{name}/initial")
     given = {"train": (data["x"], data["y"]), "test": (data["x_test"], data["y_test"])}
     return fs.Problem(model, **given, initial=initial)
 
@@ -129,12 +134,12 @@ def refuse_other_functions(symmetry: str) -> None:
     """The two networks of a symmetry compute the same, or a multiple of it."""
     before, after = (problem(symmetry, when).model for when in ("before", "after"))
     if symmetry == "output_scaling":
-        before = times(before, TIMES)
-    refuse_if_different(before, after, load_file(FOLDER / "data.safetensors")["x_test"], symmetry)
+        before = times(before, TIMES, stored("data")["x"])
+    refuse_if_different(before, after, stored("data")["x_test"], symmetry)
 
 
 def compared(symmetry: str, entries: list[Declaration]) -> dict[str, dict[str, Any]]:
-    """What the audit says about each measure, from the two files."""
+    """What the audit says about each measure, from the two networks."""
     refuse_other_functions(symmetry)
     names = [entry.name for entry in entries]
     options = {name: given for name, given in OPTIONS.items() if name in names}
@@ -156,13 +161,13 @@ def known() -> dict[str, Any]:
 
 INTRODUCTION = """# All measures under all symmetries
 
-**{n} measures on networks with the same function and other weights: which stand still, which move, and by how much.**
-Measured, not only declared. Every number can be repeated with the [files below](#the-pairs).
+**{n} measures on networks with the same function and other weights: which are invariant, which change, by how much.**
+Measured, not only declared. Every number can be repeated with [one file](symmetries/networks.safetensors).
 
-- ✓: it stands still, to rounding or to the error of the estimate, as it must.
-- A number: by how much it moved, relative to its largest value before; where there is a value for each layer, unit or
-  sample, the one that moved most.
-- ≈: on this pair it does not move beyond its own error; on another it could.
+- ✓: it is invariant, to rounding or to the error of the estimate, as it must.
+- A number: by how much it changed, relative to its largest value before; where there is a value for each layer, unit or
+  sample, the one that changed most.
+- ≈: on this pair it does not change beyond its own error; on another it could.
 - A letter: there is no value to compare, for [the reason of that letter](#reasons).
 
 """
@@ -170,8 +175,8 @@ PAIRS_WORDS = """## The pairs
 
 {networks} networks with at most {most} weights, trained on 30 iris flowers, and for each symmetry a twin with the same
 function (for `output_scaling`: {times:g} times the outputs). Factors are drawn between 0.2 and 5, for queries and keys
-between 0.04 and 25. All networks share [the data](symmetries/data.safetensors). To see a measure move, with the data
-and both files in one folder:
+between 0.04 and 25. All networks share the data. [The file](symmetries/networks.safetensors) has all of it, each
+tensor by its place and name. To see a measure change:
 
 ```python
 {snippet}
@@ -185,11 +190,12 @@ SNIPPET = """import flatscope as fs
 from torch import nn
 from safetensors.torch import load_file
 
-data = load_file("data.safetensors")
+stored = load_file("networks.safetensors")
 model = {network}
 for when in ("before", "after"):
-    model.double().eval().load_state_dict(load_file(f"{symmetry}-{{when}}.safetensors"))
-    table = fs.measure(fs.Problem(model, train=(data["x"], data["y"])), "{measure}")
+    weights = {{name: stored[f"{symmetry}/{{when}}/{{name}}"] for name in model.state_dict()}}
+    model.double().eval().load_state_dict(weights)
+    table = fs.measure(fs.Problem(model, train=(stored["data/x"], stored["data/y"])), "{measure}")
     print(when, table["{measure}"])"""
 SHOWN = "unit_scaling", "hessian_trace"
 
@@ -231,7 +237,7 @@ def page(found: dict[str, Any]) -> str:
     still = sum("moved" not in found and "invariant" in found for found in verdicts.values())
     lines = [INTRODUCTION.format(n=len(declarations()))]
     lines += [
-        f"{still} of them are moved by no symmetry that leaves the outputs as they are, wherever they have a value.",
+        f"{still} of them are changed by no symmetry that leaves the outputs as they are, wherever they have a value.",
         "",
     ]
     lines += ['<div class="symmetries" markdown>', "", *table, "", "</div>", "", "## Reasons", ""]
@@ -249,14 +255,16 @@ def page(found: dict[str, Any]) -> str:
 
 
 def _pair(symmetry: str, cells: dict[str, dict[str, Any]]) -> list[str]:
-    """The files of a symmetry, and both values of whatever moved."""
+    """Where a symmetry has its networks, and both values of whatever moved."""
     name = PAIRS[symmetry][0]
-    files = ", ".join(f"[{when}](symmetries/{symmetry}-{when}.safetensors)" for when in ("before", "after"))
     moved = {measure: cell for measure, cell in cells.items() if cell["verdict"] == "moved"}
     lines = [f"### {symmetry}", "", f"{SYMMETRIES[symmetry][1][0].upper()}{SYMMETRIES[symmetry][1][1:]}. "]
-    lines += [f"Network `{name}`: {files}, [weights before training](symmetries/{name}-initial.safetensors).", ""]
+    lines += [
+        f"Network `{name}`: `{symmetry}/before`, `{symmetry}/after`; weights before training: `{name}/initial`.",
+        "",
+    ]
     lines += ["```python", f"model = {NETWORKS[name]}", "```", ""]
-    lines += [f'??? note "The two values of what moves: {numbered(len(moved), "measure")}"', ""]
+    lines += [f'??? note "The two values of what changes: {numbered(len(moved), "measure")}"', ""]
     lines += ["    | measure | before | after | change |", "    |---|---|---|---|"]
     for measure, cell in moved.items():
         error = f" ± {cell['stderr']:.1g}" if cell["stderr"] else ""
@@ -282,7 +290,7 @@ def main() -> None:
     parser.add_argument("--again", action="store_true", help="make the pairs of networks anew")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    if given.again or not (FOLDER / "data.safetensors").exists():
+    if given.again or not FILE.exists():
         make_pairs()
     begun = time.perf_counter()
     entries = select(given.measures or "all")
