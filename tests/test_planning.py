@@ -183,6 +183,45 @@ def test_a_sweep_that_is_not_done_at_the_end_of_the_call_gives_up(clock: Clock) 
     assert clock.now < 1000 + 1.5
 
 
+def batches(problem: fs.Problem, size: int) -> fs.Problem:
+    problem.batch_size = size
+    return problem
+
+
+def test_a_call_whose_time_is_up_still_gives_its_table(clock: Clock) -> None:
+    """Also where what is looked at besides the measures, whether the labels fit, has no time left."""
+    problem = batches(slow_problem(clock, 0.1, n=40), 4)
+    problem.model.layer.weight.data.zero_()  # type: ignore[union-attr, operator]
+    problem.model.layer.bias.data.copy_(torch.tensor([0.0, 1.0, 2.0]))  # type: ignore[union-attr, operator, arg-type]
+    for budget in (0.3, 0.8, 1.2, 2.0, 3.0):  # passes take a second
+        begun = time.monotonic()
+        table = fs.measure(problem, ["gradient_norm", "functional_margin"], budget=budget)
+        assert time.monotonic() - begun < 1.5 * budget + 1
+        assert {*table.to_frame()["measure"]} == {"gradient_norm", "functional_margin"}
+
+
+def test_compare_says_in_time_that_a_budget_is_too_short_for_the_losses(clock: Clock) -> None:
+    problems = [batches(slow_problem(clock, 0.1, n=40), 4) for _ in range(2)]
+    begun = time.monotonic()
+    with pytest.raises(fs.InputError, match="time for the losses of all networks on 40 samples"):
+        fs.compare(problems, names=["l2_norm"], budget=1.0)
+    assert time.monotonic() - begun < 2.5
+
+
+@pytest.mark.parametrize("budget", [3.0, 8.0])
+@pytest.mark.parametrize("call", ["sensitivity", "forecast"])
+def test_what_a_change_costs_is_measured_as_far_as_there_is_time(call: str, budget: float, clock: Clock) -> None:
+    problem = batches(slow_problem(clock, 0.1, n=40), 4)
+    begun = time.monotonic()
+    if call == "sensitivity":
+        found = fs.sensitivity(problem, bits=(8, 2), sparsity=(), budget=budget).to_frame()
+    else:
+        weights = {name: value + 0.1 for name, value in problem.model.state_dict().items()}
+        found = fs.forecast(problem, weights, budget=budget).to_frame()
+    assert (found["measured"].notna() | (found["reason"] != "")).all()
+    assert time.monotonic() - begun < 1.5 * budget + 1
+
+
 @pytest.mark.usefixtures("_forget")
 def test_a_measure_that_refuses_its_input_ends_no_table() -> None:
     def picky(ctx: Context, *, size: int = 3) -> float:

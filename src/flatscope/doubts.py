@@ -38,17 +38,22 @@ def look_at_fit(ctx: Context) -> None:
         return
     try:
         error = ctx.scores().error
-    except FlatscopeError:  # outputs that are no numbers: the rows say so
+        if doubt := training_error_doubt(error):
+            ctx.remark(doubt)
+            _look_at_labels(ctx, error)
+    except FlatscopeError:  # outputs that are no numbers, or no time: the rows say so
         return
-    if doubt := training_error_doubt(error):
-        ctx.remark(doubt)
-        for step in (1, -1) if problem.n_outputs > 2 else ():
-            if (share := _right_with(ctx, step)) > MOST:
-                to = f"label {'−' if step < 0 else '+'} 1"
-                ctx.remark(
-                    f"labels off by one? The largest output is that of class {to} for {100 * share:.0f} % of the "
-                    f"training samples, and that of the label for {100 * (1 - error):.0f} %"
-                )
+
+
+def _look_at_labels(ctx: Context, error: float) -> None:
+    """Remark where the labels seem to be off by one."""
+    for step in (1, -1) if ctx.problem.n_outputs > 2 else ():
+        if (share := _right_with(ctx, step)) > MOST:
+            to = f"label {'−' if step < 0 else '+'} 1"
+            ctx.remark(
+                f"labels off by one? The largest output is that of class {to} for {100 * share:.0f} % of the "
+                f"training samples, and that of the label for {100 * (1 - error):.0f} %"
+            )
 
 
 def _right_with(ctx: Context, step: int) -> float:

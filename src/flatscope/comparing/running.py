@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from flatscope.comparing.comparison import Comparison
 from flatscope.comparing.held_out import held_out
 from flatscope.comparing.verdicts import SameFunction
-from flatscope.context import Context, make_effort
-from flatscope.errors import FlatscopeError, InputError, Interrupted
+from flatscope.context import Context, Effort, make_effort
+from flatscope.errors import FlatscopeError, InputError, Interrupted, NotApplicable
 from flatscope.formatting import printable
 from flatscope.guards import own_settings, untouched_randomness
 from flatscope.inspection import NOTHING_HELD_OUT
@@ -29,6 +29,7 @@ from flatscope.measuring import INTERRUPTED, Options, measure, not_done
 from flatscope.problem import Problem
 from flatscope.registry import select
 from flatscope.samples import Inputs, each_part, order_digest, parts_of, rows_of_inputs
+from flatscope.standing import Standing
 from flatscope.symmetries.basis_paths import BasisPaths
 from flatscope.symmetries.folding import fold_batchnorm, has_batchnorm
 from flatscope.table import Table
@@ -95,18 +96,18 @@ def compare(
         ('not comparable', 'equal')
     """
     chosen, begun = select(names), time.perf_counter()
-    end = make_effort(precision, budget, memory, curvature).end
+    whole = make_effort(precision, budget, memory, curvature)
     problems = _problems(networks, data, test, loss)
     _refuse_other_data(problems)
     problems = {name: problem.in_double() for name, problem in problems.items()}
     folded = {name: _without_batchnorm(problem) for name, problem in problems.items()}
-    contexts = {name: Context(problem, seed=seed) for name, problem in problems.items()}
-    standings = {name: standing_of(context, folded[name]) for name, context in contexts.items()}
+    contexts = {name: Context(problem, seed=seed, effort=whole) for name, problem in problems.items()}
+    standings = _standings(contexts, folded, whole)
     copies, tables, stopped = find_copies(folded, tolerance, problems), {}, ""
     distinct = [name for name in problems if name not in {pair.second for pair in copies}]
     tests = held_out(contexts, standings, distinct)
     for name, problem in problems.items():
-        share = None if end is None else max(end - time.monotonic(), 1e-3) / len(contexts)
+        share = None if whole.end is None else max(whole.end - time.monotonic(), 1e-3) / len(contexts)
         context = contexts.pop(name)
         context.effort = make_effort(precision, share, memory, curvature)
         try:
@@ -137,6 +138,18 @@ def compare(
     if stopped:
         raise Interrupted(stopped, found)
     return found
+
+
+def _standings(contexts: Mapping[str, Context], folded: Mapping[str, Problem], effort: Effort) -> dict[str, Standing]:
+    """Where every network stands: without losses nothing can be compared."""
+    try:
+        return {name: standing_of(context, folded[name]) for name, context in contexts.items()}
+    except NotApplicable as problem:
+        if effort.last is None or time.monotonic() < effort.last:
+            raise
+        n = next(iter(contexts.values())).problem.n_train
+        got, fix = "a budget that ended before", "Give it more time, or fewer samples"
+        raise InputError(f"time for the losses of all networks on {n:,} samples", got, "compare", fix) from problem
 
 
 def _problems(networks: Networks, data: Any, test: Any, loss: str | PerSample) -> dict[str, Problem]:

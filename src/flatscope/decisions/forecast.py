@@ -17,7 +17,7 @@ from flatscope.context import Context, Effort, make_effort
 from flatscope.curvature.second_derivative import refuse_wrong_second_derivative
 from flatscope.decisions.all_weights import unfrozen
 from flatscope.decisions.block_quadratics import group_size, sum_gradients
-from flatscope.decisions.rises import measured_rises, moved_by
+from flatscope.decisions.rises import moved_by, rises_in_time
 from flatscope.decisions.sample_means import NOTHING, SampleMeans, Uncertain
 from flatscope.errors import InputError, NotApplicable, differentiated_twice
 from flatscope.formatting import number, some_of
@@ -27,7 +27,6 @@ from flatscope.problem import Problem
 from flatscope.progress import progress
 from flatscope.result import DrawnResult, checked_columns, columns_of, plain
 from flatscope.samples import cut
-from flatscope.stopping import out_of_time
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -205,22 +204,21 @@ def _forecast(problem: Problem, new_weights: nn.Module | Mapping[str, Tensor], e
     step = _step(ctx, given)
     layers = _by_layer(ctx, step)
     statistics = _statistics(problem, given)
+    joint = rises_in_time(ctx, {ALL: step}, buffers={ALL: statistics})
     try:
         with differentiated_twice():
             shares, reason = _shares(ctx, step, layers), ""
     except NotApplicable as problem_found:
         shares, reason = {}, str(problem_found)
-    joint = measured_rises(ctx, {ALL: step}, buffers={ALL: statistics})
     rows = [_row(ctx, ALL, step, shares, joint, reason)]
     with progress("Moving layers", total=len(layers), lines=True) as advance:
         for layer, names in layers.items():
             own = {name: step[name] for name in names}
-            late = out_of_time(ctx)
-            alone = {} if late else measured_rises(ctx, {layer: own}, trapezoid=False)
-            rows.append(_row(ctx, layer, own, shares, alone, "not moved alone: the time was up" if late else reason))
+            alone = rises_in_time(ctx, {layer: own}, trapezoid=False)
+            rows.append(_row(ctx, layer, own, shares, alone, reason if alone else "not moved alone: the time was up"))
             advance(note=layer)
     if statistics:
-        alone = measured_rises(ctx, {BUFFERS: {}}, trapezoid=False, buffers={BUFFERS: statistics})
+        alone = rises_in_time(ctx, {BUFFERS: {}}, trapezoid=False, buffers={BUFFERS: statistics})
         rows.append(_row(ctx, BUFFERS, {}, {}, alone, "no weights: not predicted"))
     meta = {**ctx.facts(begun), "notes": _notes(step, statistics), "remarks": list(problem.remarks)}
     return Forecast(columns_of(rows, COLUMNS, "forecast"), meta)

@@ -18,9 +18,11 @@ from flatscope.context import Context, sample_margins
 from flatscope.curvature.memory import allowed
 from flatscope.decisions.sample_means import SampleMeans, Uncertain
 from flatscope.decisions.slopes import Steps, slopes_along, slopes_here
+from flatscope.errors import NotApplicable
 from flatscope.network.remembered import RememberedPass
 from flatscope.params import Params
 from flatscope.samples import Batch, Inputs, cut, parts_of
+from flatscope.stopping import out_of_time
 
 Rises = Mapping[Any, Uncertain]  # "rise", "error" and "trapezoid" of every step
 
@@ -50,6 +52,16 @@ def measured_rises(
         ctx.count("tangent", n * len(steps))
         ctx.count("backward", n)
     return sums.estimates(ctx.problem.ranks)
+
+
+def rises_in_time(ctx: Context, steps: Steps, **words: Any) -> Rises:
+    """As `measured_rises`; none where the time is up before they are done."""
+    try:
+        return {} if out_of_time(ctx) else measured_rises(ctx, steps, **words)
+    except NotApplicable:
+        if not out_of_time(ctx):
+            raise
+        return {}
 
 
 def remembered_size(ctx: Context, part: str) -> int:

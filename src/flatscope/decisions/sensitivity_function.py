@@ -17,7 +17,7 @@ from flatscope.decisions.all_weights import unfrozen
 from flatscope.decisions.block_quadratics import Predicted, predicted_rises
 from flatscope.decisions.changes import Change, Rounding, changed, changes_of
 from flatscope.decisions.curvature_diagonals import output_diagonals
-from flatscope.decisions.rises import Rises, measured_rises
+from flatscope.decisions.rises import Rises, rises_in_time
 from flatscope.decisions.sample_means import NOTHING, Uncertain
 from flatscope.decisions.sensitivity import COLUMNS, Sensitivity
 from flatscope.errors import InputError, NotApplicable, differentiated_twice, refuse_unknown
@@ -110,29 +110,31 @@ def _found(
     ctx = whole if whole.problem.plain is whole.problem else whole.on(whole.problem.plain)
     chosen = _chosen(ctx, layers)
     tasks = [Task(layer, change) for layer in chosen for change in changes]
-    traces, no_trace = _tried(partial(_traces, ctx))
+    scores, slope = ctx.scores(), norm(ctx.gradient())  # before the time of a budget goes to what may be left out
+    traces, no_trace = None, ""
     rows: list[dict[str, Any]] = []
     with progress("Measuring layers", total=len(tasks), lines=True) as advance:
         for part in _parts(ctx, tasks):
-            if out_of_time(ctx):
+            steps = {} if out_of_time(ctx) else _steps(ctx, part, rule)
+            rises = rises_in_time(ctx, steps, trapezoid=trapezoid) if steps else {}
+            if not rises:
                 rows += [_row(ctx, task, reason=LATE) for task in part]
                 continue
-            steps = {task.key: {task.layer.weight: _step(ctx, task, rule)} for task in part}
             predicted, no_prediction = _tried(partial(predicted_rises, ctx, steps, effort.precision))
-            rises = measured_rises(ctx, steps, trapezoid=trapezoid)
+            if traces is None and not no_trace:
+                traces, no_trace = _tried(partial(_traces, ctx))
             for task in part:
                 trace = (traces or {}).get(task.layer.name)
                 by_trace = _by_trace(trace, steps[task.key][task.layer.weight])
                 rows.append(_row(ctx, task, rises, predicted, by_trace, no_prediction or no_trace))
             advance(len(part), note=part[-1].layer.name)
-    scores = ctx.scores()
     meta = {
         **whole.facts(begun),
         "rounding": rule.name,
         "dtype_bits": problem.bits_of_weights,
         "loss_at_weights": scores.loss,
         "error_at_weights": scores.error if problem.classification else None,
-        "gradient_norm": norm(ctx.gradient()),
+        "gradient_norm": slope,
         "remarks": [*dict.fromkeys([*problem.remarks, *ctx.remarks, *whole.remarks])],
     }
     return Sensitivity(columns_of(rows, COLUMNS, "sensitivity"), meta, problem)
@@ -162,6 +164,16 @@ def _parts(ctx: Context, tasks: Sequence[Task]) -> list[list[Task]]:
         parts[-1].append(task)
         held += size
     return parts
+
+
+def _steps(ctx: Context, tasks: Sequence[Task], rule: Rounding) -> dict[Any, dict[str, Tensor]]:
+    """Δ of some changes, by their keys; none where the time is up before the curvature that chooses zeros is known."""
+    try:
+        return {task.key: {task.layer.weight: _step(ctx, task, rule)} for task in tasks}
+    except NotApplicable:
+        if not out_of_time(ctx):
+            raise
+        return {}
 
 
 def _step(ctx: Context, task: Task, rule: Rounding) -> Tensor:
