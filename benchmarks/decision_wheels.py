@@ -33,7 +33,7 @@ MODULES = (
     "turtle",
     "zipfile",
 )
-WORDS, SENTENCES = 24, 60  # tokens of a sentence; sentences of a module
+WORDS, SENTENCES = 16, 60  # tokens of a sentence; sentences of a module
 Samples = tuple[Tensor, Tensor]
 
 

@@ -44,7 +44,7 @@ def sensitivity_rows(name: str) -> Iterator[Row]:
     """Every layer and change, on data A; allocations chosen on A and judged on B."""
     model = trained(name)
     _, chosen_on, judged_on = data(CASES[name].data)
-    found = fs.sensitivity(problem_on(name, model, chosen_on))
+    found = fs.sensitivity(problem_on(name, model, chosen_on), sparsity=CASES[name].sparsity)
     other = problem_on(name, model, judged_on)
     frame = found.to_frame()
     for row in frame.replace({np.nan: None}).to_dict("records"):

@@ -13,6 +13,7 @@ import pandas as pd
 from torch import Tensor
 
 from flatscope.context import Context, Effort, make_effort
+from flatscope.curvature.memory import allowed
 from flatscope.decisions.all_weights import unfrozen
 from flatscope.decisions.block_quadratics import Predicted, predicted_rises
 from flatscope.decisions.changes import Change, Rounding, changed, changes_of
@@ -31,8 +32,8 @@ from flatscope.registry import Value
 from flatscope.result import columns_of
 from flatscope.stopping import out_of_time
 
-STEP_BYTES = 2**28  # of the changes that are held at once
-MOST_STEPS = 32  # that one pass over the data serves
+MOST_STEPS = 1024  # that one sweep predicts
+MOST_MEASURED = 32  # between two looks at the clock
 MOST_PRODUCTS = 256  # for traces that the columns do not give
 SALIENCY = 0.1  # relative error of the diagonal by which OBD ranks weights: their values span many orders
 LATE = "not measured: the time was up"
@@ -114,20 +115,25 @@ def _found(
     traces, no_trace = None, ""
     rows: list[dict[str, Any]] = []
     with progress("Measuring layers", total=len(tasks), lines=True) as advance:
-        for part in _parts(ctx, tasks):
-            steps = {} if out_of_time(ctx) else _steps(ctx, part, rule)
-            rises = rises_in_time(ctx, steps, trapezoid=trapezoid) if steps else {}
-            if not rises:
-                rows += [_row(ctx, task, reason=LATE) for task in part]
-                continue
-            predicted, no_prediction = _tried(partial(predicted_rises, ctx, steps, effort.precision))
-            if traces is None and not no_trace:
+        for group in _groups(ctx, tasks):
+            steps = {} if out_of_time(ctx) else _steps(ctx, group, rule)
+            rises: dict[Any, Uncertain] = {}
+            for start in range(0, len(steps), MOST_MEASURED):
+                part = group[start : start + MOST_MEASURED]
+                rises |= rises_in_time(ctx, {task.key: steps[task.key] for task in part}, trapezoid=trapezoid)
+                advance(len(part), note=part[-1].layer.name)
+            steps = {key: step for key, step in steps.items() if (key, "rise") in rises}
+            predicted, no_prediction = None, ""
+            if steps:
+                predicted, no_prediction = _tried(partial(predicted_rises, ctx, steps, effort.precision))
+            if steps and traces is None and not no_trace:
                 traces, no_trace = _tried(partial(_traces, ctx))
-            for task in part:
-                trace = (traces or {}).get(task.layer.name)
-                by_trace = _by_trace(trace, steps[task.key][task.layer.weight])
+            for task in group:
+                if task.key not in steps:
+                    rows.append(_row(ctx, task, reason=LATE))
+                    continue
+                by_trace = _by_trace((traces or {}).get(task.layer.name), steps[task.key][task.layer.weight])
                 rows.append(_row(ctx, task, rises, predicted, by_trace, no_prediction or no_trace))
-            advance(len(part), note=part[-1].layer.name)
     meta = {
         **whole.facts(begun),
         "rounding": rule.name,
@@ -151,19 +157,20 @@ def _chosen(ctx: Context, names: Sequence[str] | None) -> list[Layer]:
     return [layer for name, layer in found.items() if names is None or name in names]
 
 
-def _parts(ctx: Context, tasks: Sequence[Task]) -> list[list[Task]]:
-    """Tasks that one pass over the data serves, the changes of a layer together where they fit."""
-    parts: list[list[Task]] = [[]]
+def _groups(ctx: Context, tasks: Sequence[Task]) -> list[list[Task]]:
+    """Tasks whose changes are held together and predicted by one sweep, the changes of a layer together."""
+    groups: list[list[Task]] = [[]]
+    most = allowed(ctx.effort.limits.kept_memory, ctx.problem.device, ctx.effort.memory)
     held = 0
     for task in tasks:
         value = ctx.params[task.layer.weight]
         size = value.numel() * value.element_size()
-        if parts[-1] and (held + size > STEP_BYTES or len(parts[-1]) >= MOST_STEPS):
-            parts.append([])
+        if groups[-1] and (held + size > most or len(groups[-1]) >= MOST_STEPS):
+            groups.append([])
             held = 0
-        parts[-1].append(task)
+        groups[-1].append(task)
         held += size
-    return parts
+    return groups
 
 
 def _steps(ctx: Context, tasks: Sequence[Task], rule: Rounding) -> dict[Any, dict[str, Tensor]]:
