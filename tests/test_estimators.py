@@ -350,7 +350,7 @@ def test_few_draws_of_an_unknown_part_cover(
 class WrittenOut(SymmetricOperator):
     """The directions of a quantity with their matrix written out: as many seeds as one likes for the same products."""
 
-    def __init__(self, directions: LayerDirections) -> None:
+    def __init__(self, directions: SymmetricOperator) -> None:
         super().__init__(directions.size, directions.device, directions.groups)
         self.read, self.has_row, self.diagonal = directions.read, directions.has_row, directions.diagonal  # type: ignore
         unit = torch.eye(self.size, dtype=torch.float64)

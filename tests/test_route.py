@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import pandas as pd
 import pytest
 import torch
-from networks import Tiny, attending, attention, binary
+from networks import Tiny, attending, attention, binary, smooth
 from references import TWINS, Dense
+from test_estimators import WrittenOut
 from test_sampled import many_classes
 from torch import Tensor, nn
 
 import flatscope as fs
 from flatscope.context import Context, Effort
-from flatscope.curvature import estimators
+from flatscope.curvature import estimators, trace_by_products
 from flatscope.curvature.columns import column_sweep
 from flatscope.curvature.estimators import ProductDraws
 from flatscope.curvature.layer_directions import LayerDirections
-from flatscope.curvature.operators import Hessian
+from flatscope.curvature.operators import Hessian, sample_groups
 from flatscope.curvature.random_signs import Signs
 from flatscope.curvature.route import (
     LESS_NOISE,
+    TRACE_ALONE,
     Route,
     curved_passes,
     find_not_covered,
@@ -29,11 +32,15 @@ from flatscope.curvature.route import (
     product_passes,
     reached_at_curved_operations,
     route_of,
+    trace_route,
 )
 from flatscope.curvature.sweep import sweep_pass
 from flatscope.curvature.sweep_result import Curvature
+from flatscope.curvature.symmetric_operator import TRACE
+from flatscope.curvature.trace_by_products import whole_trace
 from flatscope.guards import own_settings
 from flatscope.limits import STANDARD, Limits
+from flatscope.measures.layer_values import trace_of_everything
 
 
 @pytest.fixture
@@ -205,3 +212,74 @@ def test_limits_of_an_effort_decide() -> None:
     assert set(kinds(route_of(ctx))) == {"columns at curved operations", "products"}
     ctx = Context(many_classes(300, n=20).problem(), effort=Effort(limits=Limits(few_columns=299)))
     assert set(kinds(route_of(ctx))) == {"exact columns"}
+
+
+# The trace of the whole network alone
+
+SAMPLED = Limits(few_unreached=0, dense_weights=0, few_directions=0, cheap_products=0, least_group=4)
+
+
+def test_a_trace_alone_goes_by_products_where_a_sweep_costs_more() -> None:
+    """And by the layers' ways where these cost less, are exact, or are taken for other values already."""
+    ctx = Context(small_transformer(), effort=Effort(limits=SAMPLED))
+    alone, layers = trace_route(ctx), route_of(ctx)
+    assert "columns at curved operations" in kinds(layers)
+    assert kinds(alone) == {"products": len(layers.ways)}
+    assert alone.passes < layers.passes
+    cheap = Limits(column_passes=0.0, activation_cost=0.0, most_products=0, few_unreached=0, few_directions=0)
+    ctx = Context(smooth().problem(), effort=Effort(limits=replace(cheap, cheap_products=0, dense_weights=0)))
+    assert set(kinds(route_of(ctx))) == {"columns at curved operations"}
+    assert trace_route(ctx) is route_of(ctx)
+    for exact in (Context(small_transformer()), Context(binary().problem()), Context(many_classes(300).problem())):
+        assert trace_route(exact) is route_of(exact)
+
+
+def test_the_row_of_a_trace_alone_says_how() -> None:
+    ctx = Context(small_transformer(samples=64), effort=Effort(limits=SAMPLED, precision=0.3))
+    (row,) = fs.measure(ctx.problem, "hessian_trace", context=ctx).to_frame().to_dict("records")
+    assert TRACE_ALONE in row["reason"]
+    assert f"{ctx.passes['curvature']:.0f} products" in row["reason"]
+    together = Context(ctx.problem, effort=ctx.effort)
+    table = fs.measure(ctx.problem, ["hessian_trace", "layer_trace"], context=together)
+    assert TRACE_ALONE not in table.reason("hessian_trace")
+    again = fs.measure(ctx.problem, "hessian_trace", context=together)
+    assert again["hessian_trace"] == table["hessian_trace"], "what the layers have paid for is read"
+
+
+def test_a_trace_alone_that_products_miss_goes_by_the_layers() -> None:
+    """Three products may be taken for what the columns at curved operations cost."""
+    limits = replace(SAMPLED, most_products=0, least_group=1)
+    effort = Effort(limits=limits, precision=0.05, trace_alone=True)
+    passes = route_of(Context(smooth().problem(), effort=effort)).passes
+    ctx = Context(smooth().problem(), effort=replace(effort, limits=replace(limits, product_passes=passes / 2.5)))
+    assert set(kinds(trace_route(ctx))) == {"products"}
+    value = trace_of_everything(ctx, None, 1024)
+    assert ctx.passes["curvature"] >= 3
+    assert TRACE_ALONE not in value.reason
+    true = TWINS["hessian_trace"](Dense(smooth()))
+    assert abs(float(value.value) - true) <= 4 * float(value.stderr)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("least_group", [5, 30])
+def test_traces_alone_cover_the_dense_one(least_group: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    ctx = Context(small_transformer(), effort=Effort(limits=replace(SAMPLED, least_group=least_group)))
+    with own_settings():
+        matrix = WrittenOut(Hessian(ctx, groups=sample_groups(ctx)))
+    monkeypatch.setattr(trace_by_products, "curvature_operator", lambda *_: matrix)
+    true, scores = float((matrix @ torch.eye(1267, dtype=torch.float64)).trace()), []
+    for seed in range(150):
+        found = whole_trace(Context(ctx.problem, seed=seed, effort=ctx.effort), 0.02, 64)
+        scores.append((float(found.values[TRACE]) - true) / float(found.stderrs[TRACE]))
+    z = torch.tensor(scores)
+    assert float((z.abs() <= 1.96).double().mean()) >= 0.9
+    assert 0.7 < float(z.square().mean().sqrt()) < 1.3
+    assert abs(float(z.mean())) < 0.35
+
+
+def test_groups_of_samples_are_small_where_samples_are_much_work() -> None:
+    """64 groups of one would be allowed; a group has work enough, and more than its weights take once."""
+    ctx = Context(small_transformer(samples=64), effort=Effort(limits=Limits(group_work=1.0, least_group=8)))
+    assert sample_groups(ctx) == 64 // 2  # 5 positions multiply each weight nearly five times: two samples, at 8
+    ctx = Context(small_transformer(samples=64))
+    assert sample_groups(ctx) == 2

@@ -60,6 +60,7 @@ class Effort:
     curvature: str = "hessian"  # "hessian", or "gauss_newton" where the cheaper matrix is wanted
     memory: int | None = None  # bytes that sweeps may use; None for a share of what is free
     limits: Limits = STANDARD  # what decides between ways to a value, and when draws end
+    trace_alone: bool = False  # whether nothing asks for layers, so that a trace may go by products of the whole
     # `time.monotonic()` at which estimates end with the error they have reached; None for no limit
     deadline: float | None = None
     end: float | None = None  # that at which the call is over: what has no estimate by then has none at all
@@ -97,7 +98,7 @@ class Context:
         self.params: Params = problem.params if params is None else params
         self.passes: Counter[str] = Counter()
         self.remarks: list[str] = []  # of what was found while measuring; kept with every table
-        self._cache: dict[Hashable, Any] = {}
+        self._cache: dict[tuple[str, Hashable], Any] = {}
 
     @property
     def trainable(self) -> Params:
@@ -155,6 +156,10 @@ class Context:
                 raise
         result: T = self._cache[key]
         return result
+
+    def knows(self, function: Callable[..., Any]) -> bool:
+        """Whether `cached` has a result of a function, whatever its options."""
+        return any(name == f"{function.__module__}.{function.__qualname__}" for name, _ in self._cache)
 
     def structural(self, function: Callable[..., T], **options: Any) -> T:
         """`function(context, **options)`, computed once for all weights that this network may have.

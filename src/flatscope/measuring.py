@@ -29,7 +29,7 @@ from flatscope.formatting import number
 from flatscope.forms import point_of, refuse_missing
 from flatscope.guards import let_go, own_settings
 from flatscope.measured_standing import gradient_norm, standing_of
-from flatscope.planning import Schedule, has_time, make_schedule, shared_work
+from flatscope.planning import Schedule, has_time, make_schedule, shared_work, traces_alone
 from flatscope.problem import Problem
 from flatscope.progress import progress
 from flatscope.registry import Declaration, Result, Value, declarations, select
@@ -193,7 +193,7 @@ def _run(ctx: Context, kind: str, names: Names, options: Options, common: Row, w
     effort = ctx.effort
     with own_settings(problem.generators):
         begun = time.perf_counter()
-        ctx.effort = replace(effort, crashes={})
+        ctx.effort = replace(effort, crashes={}, trace_alone=traces_alone(chosen))
         try:
             for entry, rows in _steps(ctx, make_schedule(ctx, chosen), checked, common):
                 found[entry.name] = rows

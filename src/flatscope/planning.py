@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -45,6 +45,11 @@ def units(entry: Declaration, columns: int, paid: set[str] | None = None, n: int
 def shared_work(entry: Declaration) -> set[str]:
     """What a measure leaves behind for those that come after it."""
     return set(expected(entry)) & SHARED
+
+
+def traces_alone(chosen: Iterable[Declaration]) -> bool:
+    """Whether none of these but the trace of the whole network takes a sweep, so that it may go its own way."""
+    return all(entry.name == "hessian_trace" for entry in chosen if "sweep" in expected(entry))
 
 
 @dataclass(frozen=True)

@@ -265,9 +265,23 @@ def curvature_operator(ctx: Context, names: Sequence[str] | None, groups: int = 
 
 
 def sample_groups(ctx: Context) -> int:
-    """How many groups the data are divided into: the same on all machines, and whatever the number of ranks."""
-    limits = ctx.effort.limits
-    return max(1, min(limits.most_groups, ctx.problem.n_train // limits.least_group))
+    """How many groups the data are divided into: the same whatever the number of ranks."""
+    limits, work = ctx.effort.limits, max(1.0, multiplications(ctx))
+    least = limits.gpu_group_work if ctx.problem.device.type == "cuda" else limits.group_work
+    # What is as large as the weights is computed once a group: few samples must not pay for many weights.
+    least = max(least, limits.least_group * count(ctx.trainable.values()))
+    samples = min(limits.least_group, math.ceil(least / work))
+    return max(1, min(limits.most_groups, ctx.problem.n_train // samples))
+
+
+def multiplications(ctx: Context) -> float:
+    """Multiplications of one sample's forward pass, in the layers."""
+    total = 0.0
+    for layer in ctx.network:
+        weight = ctx.params[layer.weight]
+        shape = layer.input_shape if layer.input_first else layer.output_shape
+        total += weight.numel() * layer.uses * max(1, math.prod(shape) // len(weight))
+    return total
 
 
 def activations(ctx: Context) -> int:

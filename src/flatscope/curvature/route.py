@@ -18,7 +18,7 @@ from flatscope.curvature.coverage import find_curved, find_unseen
 from flatscope.curvature.curved_operations import Places, find_bends
 from flatscope.curvature.estimators import ProductDraws
 from flatscope.curvature.layer_directions import LayerDirections
-from flatscope.curvature.operators import activations, sample_groups
+from flatscope.curvature.operators import activations, multiplications, sample_groups
 from flatscope.curvature.random_signs import Signs
 from flatscope.curvature.sweep import SweepShape, sweep_shape
 from flatscope.curvature.sweep_result import Curvature
@@ -30,6 +30,7 @@ Kind = Literal["exact columns", "sampled columns", "columns at curved operations
 NO_PLACES = Places()
 CURVED = "something that is not piecewise linear stands between it and the loss"
 LESS_NOISE = "random columns have more noise there than products"
+TRACE_ALONE = "nothing but the whole network's trace is asked for"
 
 
 @dataclass(frozen=True)
@@ -156,6 +157,23 @@ def _find_route(ctx: Context, *, precision: float, curvature: str, outputs_only:
     return Route(ways, precision, places)
 
 
+def trace_route(ctx: Context, precision: float | None = None) -> Route:
+    """The ways for the trace of the whole network and nothing else.
+
+    Those of the layers where these are exact, or columns at the outputs reach everything. Else products of the whole
+    Hessian, where groups of samples with random vectors of their own make few of them enough.
+    """
+    layers, limits = route_of(ctx, precision), ctx.effort.limits
+    kinds = {way.kind for way in layers.ways.values()}
+    if not kinds & {"columns at curved operations", "products"}:
+        return layers
+    products = max(2.0, usual_draws(limits, layers.precision) / sample_groups(ctx))
+    passes = limits.product_passes * products
+    if passes >= layers.passes:
+        return layers
+    return Route({name: Way("products", passes, TRACE_ALONE) for name in layers.ways}, layers.precision)
+
+
 def _way_of_columns(shape: SweepShape, precision: float, limits: Limits) -> Way:
     """All columns at the outputs, or random ones."""
     columns = shape.columns
@@ -214,7 +232,8 @@ def multiplied_out(ctx: Context, names: Collection[str], directions: int, precis
     if precision <= 0:
         return directions <= limits.most_directions
     cheap = ctx.problem.n_train * count(ctx.trainable.values()) <= limits.cheap_products
-    few = limits.few_directions if cheap else limits.few_directions // sample_groups(ctx)
+    groups = max(1, min(limits.most_groups, ctx.problem.n_train // limits.least_group))
+    few = limits.few_directions if cheap else limits.few_directions // groups
     return directions <= few or cheaper_than_columns(ctx, names, directions, precision)
 
 
@@ -229,16 +248,6 @@ def cheaper_than_columns(ctx: Context, names: Collection[str], directions: int, 
     if ctx.effort.curvature != "hessian" or not ctx.structural(find_bends):
         return False
     return product_passes(ctx, directions) <= curved_passes(ctx, precision, directions)
-
-
-def multiplications(ctx: Context) -> float:
-    """Multiplications of one sample's forward pass, in the layers."""
-    total = 0.0
-    for layer in ctx.network:
-        weight = ctx.params[layer.weight]
-        shape = layer.input_shape if layer.input_first else layer.output_shape
-        total += weight.numel() * layer.uses * max(1, math.prod(shape) // len(weight))
-    return total
 
 
 def noisier_by_columns(ctx: Context, found: Curvature, precision: float) -> dict[str, str]:

@@ -9,6 +9,7 @@ from flatscope.context import Context
 from flatscope.curvature.columns import swept
 from flatscope.curvature.estimators import Asked, DiagonalSums, diagonal_sums
 from flatscope.curvature.layer_directions import LayerDirections
+from flatscope.curvature.operators import curvature_operator, sample_groups
 from flatscope.curvature.random_signs import Signs
 from flatscope.curvature.route import multiplied_out
 from flatscope.stopping import time_limit
@@ -34,3 +35,18 @@ def probed(ctx: Context, quantity: str, precision: float | None = None, most_pro
         most_products = max(most_products, size)  # a limit that nobody has lowered is one of draws
     asked = Asked(wanted, most_products, known, time_limit(ctx), size if one_by_one else 0)
     return diagonal_sums(operator, Signs(ctx.seed, f"products for {quantity}"), asked, limits)
+
+
+def whole_trace(ctx: Context, precision: float, most_products: int) -> DiagonalSums:
+    """The trace over all trainable parameters from products of the whole matrix.
+
+    Args:
+        ctx: the network; cached there, so ask through `ctx.cached(whole_trace, …)`.
+        precision: largest relative standard error.
+        most_products: give up after so many.
+    """
+    operator = curvature_operator(ctx, None, sample_groups(ctx))
+    asked = Asked(precision, most_products, late=time_limit(ctx), few=0)
+    sums = diagonal_sums(operator, Signs(ctx.seed, "products for the whole trace"), asked, ctx.effort.limits)
+    operator.release()
+    return sums

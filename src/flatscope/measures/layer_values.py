@@ -12,16 +12,19 @@ import torch
 from torch import Tensor
 
 from flatscope.context import Context
-from flatscope.curvature.columns import swept
+from flatscope.curvature.columns import column_sweep, swept
 from flatscope.curvature.coverage import find_curved
 from flatscope.curvature.estimators import DiagonalSums
 from flatscope.curvature.layer_directions import DIRECTIONS
+from flatscope.curvature.route import TRACE_ALONE, route_of, trace_route
 from flatscope.curvature.sweep_result import Curvature
-from flatscope.curvature.trace_by_products import probed
-from flatscope.formatting import some_of
+from flatscope.curvature.symmetric_operator import TRACE
+from flatscope.curvature.trace_by_products import probed, whole_trace
+from flatscope.formatting import numbered, some_of
 from flatscope.network.layers import Layer
 from flatscope.network.plain import made_of
 from flatscope.registry import Value
+from flatscope.stopping import out_of_time
 
 MOST_REASONS, MOST_PARTS = 3, 6  # named in a remark: reasons, and parameters that a weight is made of
 ASKED = "; asked for "  # begins the remark of a value that is less precise than that
@@ -107,19 +110,37 @@ def _rest(
 
 def trace_of_everything(ctx: Context, precision: float | None, most_products: int) -> Value:
     """The trace over all trainable parameters, with a remark on how it was obtained."""
+    if ctx.effort.trace_alone and not ctx.knows(column_sweep):
+        found = _trace_alone(ctx, ctx.effort.precision if precision is None else precision, most_products)
+        if found is not None:
+            return found
     covered = swept(ctx, precision)
     parts = [_sampling(covered)]
     if covered.not_covered:
         rest = _rest(ctx, covered, "trace", precision, most_products, covered.not_covered)
-        ways = (
-            f"products, one for each of {rest.directions:,} directions" if rest.exact else f"{rest.products} products"
-        )
-        tensors = (
-            "1 parameter tensor" if len(covered.not_covered) == 1 else f"{len(covered.not_covered)} parameter tensors"
-        )
-        parts.append(f"{tensors} by {ways}: {next(iter(covered.not_covered.values()))}")
+        parts.append(_by_products(rest, len(covered.not_covered), next(iter(covered.not_covered.values()))))
     reason = _joined(matrix_remark(ctx, *ctx.problem.trainable), *parts)
     return network_value(ctx, "trace", precision, most_products, reason)
+
+
+def _trace_alone(ctx: Context, precision: float, most_products: int) -> Value | None:
+    """The trace from products of the whole matrix; None where layers' ways are cheaper, or turn out to be."""
+    route, layers = trace_route(ctx, precision), route_of(ctx, precision)
+    if route is layers:
+        return None
+    worth = math.ceil(layers.passes / ctx.effort.limits.product_passes)  # products that cost as much as those ways
+    found = ctx.cached(whole_trace, precision=precision, most_products=min(most_products, worth))
+    if found.missed and worth < most_products and not out_of_time(ctx):
+        return None
+    reason = _joined(matrix_remark(ctx, *ctx.problem.trainable), _by_products(found, len(route.ways), TRACE_ALONE))
+    value, error = (float(part[TRACE]) for part in (found.values, found.stderrs))
+    return _judged(ctx, Value(value, error, exact=found.exact, reason=reason), precision, found.missed)
+
+
+def _by_products(found: DiagonalSums, tensors: int, why: str) -> str:
+    """How products gave a part of the trace."""
+    ways = f"products, one for each of {found.directions:,} directions" if found.exact else f"{found.products} products"
+    return f"{numbered(tensors, 'parameter tensor')} by {ways}: {why}"
 
 
 def made_remark(ctx: Context, weight: str) -> str:
