@@ -14,7 +14,6 @@ import flatscope as fs
 from flatscope.network import watching
 from flatscope.network.linearity import Linearity, choice_in
 from flatscope.network.program import Program, record, record_structure
-from flatscope.reading import structure_of
 
 torch.set_num_threads(1)
 
@@ -137,12 +136,12 @@ def problem_of(model: nn.Module) -> fs.Problem:
 
 def test_copies_with_other_weights_share_what_was_read() -> None:
     problem = problem_of(Net(functional.relu))
-    structure = problem.facts.once(structure_of, problem)
+    structure = problem.structure
     twin = problem.rescaled(fs.rescale(problem.model, problem.example(), seed=1))
-    assert twin.facts.once(structure_of, twin) is structure
+    assert twin.structure is structure
     assert not torch.equal(twin.params["first.weight"], problem.params["first.weight"])
     other = problem.with_model(problem.model)
-    assert other.facts.once(structure_of, other) is not structure
+    assert other.structure is not structure
 
 
 def test_structure_is_read_at_the_networks_own_weights() -> None:

@@ -26,7 +26,7 @@ from flatscope.network.layers import Network
 from flatscope.network.program import Structure
 from flatscope.params import Params
 from flatscope.problem import Problem
-from flatscope.reading import layers_of_problem, structure_of
+from flatscope.reading import layers_of_problem
 from flatscope.samples import Batch, Inputs
 
 T = TypeVar("T")
@@ -118,7 +118,7 @@ class Context:
     @property
     def structure(self) -> Structure:
         """Recorded passes of the network."""
-        return self.problem.facts.once(structure_of, self.problem)
+        return self.problem.structure
 
     def at(self, params: Params) -> Context:
         """Another point on the same data: same problem, same seed, nothing computed yet."""

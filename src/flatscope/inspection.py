@@ -212,19 +212,19 @@ def usable_dtype(dtype: torch.dtype | None, own: torch.dtype) -> torch.dtype:
     return dtype
 
 
-def refuse_hidden_uses(model: nn.Module, forward: Callable[[], Tensor]) -> None:
+def refuse_hidden_uses(model: nn.Module, outputs: Tensor) -> None:
     """Parameters that a forward pass finds elsewhere than in its modules, such as in a list, would count as constants.
 
     Args:
         model: the network.
-        forward: runs it with other tensors in the places of its parameters, none of which asks for a gradient.
+        outputs: of a pass with other tensors in the places of its parameters.
     """
     parameters = {name: value for name, value in model.named_parameters() if value.requires_grad}
     with torch.enable_grad():
-        total = forward().sum()
+        total = outputs.sum()
     if not total.requires_grad or not parameters:
         return
-    found = torch.autograd.grad(total, list(parameters.values()), allow_unused=True)
+    found = torch.autograd.grad(total, list(parameters.values()), allow_unused=True, retain_graph=True)
     for name, gradient in zip(parameters, found, strict=True):
         if gradient is not None:
             fix = "Read it as an attribute of its module in forward, or keep it in an nn.ParameterList"
@@ -326,8 +326,23 @@ def always_probabilities(outputs: Tensor, forward: Callable[[Params], Tensor], p
     return kind
 
 
-def settle(model: nn.Module, inputs: Inputs, run: Callable[[Inputs], Tensor]) -> None:
-    """Let every pass of a network of ours leave its inputs, which are the user's, and its modules as they are.
+def refuse_failing_loss(loss: Loss, outputs: Tensor, targets: Tensor, part: str) -> None:
+    """A loss that fails, or has another value than a finite one for some sample."""
+    try:
+        losses = loss(outputs, targets)
+    except InputError:
+        raise
+    except Exception as problem:
+        expected = "a loss that takes these outputs and targets"
+        got = f"outputs {tuple(outputs.shape)} and {targets.dtype} targets {tuple(targets.shape)}, on which it fails"
+        raise InputError(expected, f"{got} ({first_line(problem)})", f"{part}, loss {loss.name}") from problem
+    if not losses.isfinite().all():
+        fix = "Pass a network whose training did not diverge, or dtype=torch.float64 if the loss overflows"
+        raise InputError("finite losses", "NaN or infinity", f"{part}, loss {loss.name}", fix)
+
+
+def settle(model: nn.Module, inputs: Inputs, run: Callable[[Inputs], Tensor]) -> Tensor:
+    """Let every pass of a network of ours leave its inputs, which are the user's, and its modules as they are; outputs.
 
     What modules keep is put back only where a pass does not depend on what the one before it left: a network with a
     memory computes no one function.
@@ -346,9 +361,12 @@ def settle(model: nn.Module, inputs: Inputs, run: Callable[[Inputs], Tensor]) ->
             with_kwargs=True,
         )
     kept = [name for name in before.keys() | now.keys() if name not in before or not before[name].same(now.get(name))]
-    if kept and torch.equal(run(copies(inputs)), outputs):
+    if not kept:
+        return outputs
+    if torch.equal(run(copies(inputs)), outputs):
         put_back(model, kept, before)
         keep_out(model, kept)
+    return run(copies(inputs))  # as every pass from now on
 
 
 def initial_weights(initial: nn.Module | Mapping[str, Tensor], params: Params) -> Params:

@@ -9,7 +9,7 @@ import time
 import warnings
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Literal
 
 import torch
@@ -27,6 +27,7 @@ from flatscope.inspection import (
     input_fix,
     look_through,
     refuse_active_layers,
+    refuse_failing_loss,
     refuse_hidden_uses,
     refuse_missing_values,
     refuse_shapes_that_fail,
@@ -47,9 +48,9 @@ from flatscope.loss import (
     next_tokens,
 )
 from flatscope.network.facts import KnownFacts
-from flatscope.network.linearity import choice_in
-from flatscope.network.plain import is_rewritten, mark_uncovered, plain, uncovered, write_out
-from flatscope.network.program import record
+from flatscope.network.first_passes import read_first_passes
+from flatscope.network.plain import is_rewritten, mark_uncovered, plain, uncovered
+from flatscope.network.program import Structure, record_structure
 from flatscope.network.watching import refuse_if_different
 from flatscope.params import Params, called_with, named_parameters, non_finite_name, tied_names, trainable_names
 from flatscope.samples import (
@@ -148,13 +149,11 @@ class Problem:
         with untouched_randomness(self.generators), torch.no_grad():
             looks = [look_through(self.train, self.batch_size, ignored=self.loss.ignored)]
             looks += [look_through(self.test, self.batch_size, like=looks[0])] if self.test is not None else []
-            settle(self.model, self._probe("train")[0], lambda inputs: self._try_forward(inputs, "train"))
             outputs = self._check_outputs()
             for look in looks:
                 refuse_shapes_that_fail(look, lambda inputs: self.forward(moved(inputs, self.device, self.dtype)))
             self.uneven = any(look.others for look in looks)  # whether samples have several shapes
-            write_out(self.model, self.example(), self.batches(size=PROBED_BATCH) if self.samples_decide else None)
-            refuse_hidden_uses(self.model, lambda: self.forward(self.example()))
+            self._read_network()
             self.n_outputs, seen = int(outputs[0].numel()), [look.targets for look in looks]
             self._one_hot = are_one_hot(self.loss, outputs.shape, seen)
             for targets in seen if not self._one_hot else ():
@@ -163,8 +162,10 @@ class Problem:
             self._one_logit = self.loss.kind == "logistic" and not self.no_classes
             self._unmoved = self.loss.name == "next_token" and are_unmoved(*self._probe("train"))
             self.loss = fitted(self.loss, self.batches(), self.n_outputs)
-            for part in ("train",) if self.test is None else ("train", "test"):
-                self._check_loss(part)
+            refuse_failing_loss(self.loss, outputs, self._probe("train")[1], "train")
+            if self.test is not None:
+                held_out, labels = self._probe("test")
+                refuse_failing_loss(self.loss, self._try_forward(held_out, "test"), labels, "test")
             self.loss = in_double_where_possible(self.loss, outputs, self._probe("train")[1])
             doubts, numbered = self._doubts(outputs), self.classification and not self._one_hot
             strange = data_remarks(self.loss, numbered, looks, self.n_train)
@@ -217,8 +218,7 @@ class Problem:
     def with_model(self, model: nn.Module) -> Problem:
         """The same data and loss, not checked again, with another module that computes the same function."""
         other = copy.copy(self)
-        for name in ("_rewritten", "samples_decide"):
-            other.__dict__.pop(name, None)
+        other.__dict__.pop("_rewritten", None)
         other.facts = KnownFacts()
         other._take(model)
         other.initial = None  # weights of another module before training are not those of this one
@@ -241,10 +241,29 @@ class Problem:
             double.initial = {name: value.double() for name, value in self.initial.items()}
         return double
 
-    @cached_property
-    def samples_decide(self) -> bool:
-        """Whether values or shapes of the samples decide what is computed, so that the first ones do not show all."""
-        return self.uneven or bool(choice_in(record(self.model, self.example(), self.params)))
+    def leaves(self) -> Params:
+        """All parameters at their own values, the trainable ones as leaves that require gradients."""
+        moving = {name: self.params[name].detach().requires_grad_() for name in self.trainable}
+        return {**self.params, **moving}
+
+    @property
+    def structure(self) -> Structure:
+        """Recorded passes of the first samples, in plain words."""
+        if self.facts.structure is None:
+            with own_settings():
+                self.facts.structure = record_structure(self.model, self.example(), self.leaves())
+        return self.facts.structure
+
+    def _read_network(self) -> None:
+        """Read the network, which from then on runs in plain words."""
+        everything = partial(self.batches, size=PROBED_BATCH)
+        found = read_first_passes(self.model, self.example(), self.leaves(), everything, self.uneven)
+        refuse_hidden_uses(self.model, found.outputs)
+        # Whether values or shapes of the samples decide what is computed, so that the first ones do not show all.
+        self.samples_decide = self.uneven or bool(found.choice)
+        self.facts.structure = found.structure
+        if found.uncovered is not None:
+            self.facts.plain, self.facts.uncovered = self.facts, found.uncovered
 
     @property
     def plain(self) -> Problem:
@@ -335,7 +354,7 @@ class Problem:
     def _check_outputs(self) -> Tensor:
         """Forward passes on one batch: shapes, determinism, one sample independent of the others."""
         inputs, targets = self._probe("train")
-        outputs = self._try_forward(inputs, "train")
+        outputs = settle(self.model, inputs, lambda given: self._try_forward(given, "train"))
         if outputs.ndim < 1 or len(outputs) != len(targets):
             raise InputError(f"one output row per sample ({len(targets)})", f"outputs {tuple(outputs.shape)}", "model")
         if not torch.isfinite(outputs).all():
@@ -355,25 +374,6 @@ class Problem:
             )
             raise InputError("outputs that depend on their own sample only", got, "model", fix)
         return outputs
-
-    def _check_loss(self, part: str) -> None:
-        """One value per sample, finite, that moves with the weights."""
-        inputs, targets = self._probe(part)
-        outputs = self._try_forward(inputs, part)
-        try:
-            losses = self.loss(outputs, targets)
-        except InputError:
-            raise
-        except Exception as problem:
-            raise InputError(
-                "a loss that takes these outputs and targets",
-                f"outputs {tuple(outputs.shape)} and {targets.dtype} targets {tuple(targets.shape)}, on which it fails "
-                f"({first_line(problem)})",
-                where=f"{part}, loss {self.loss.name}",
-            ) from problem
-        if not losses.isfinite().all():
-            fix = "Pass a network whose training did not diverge, or dtype=torch.float64 if the loss overflows"
-            raise InputError("finite losses", "NaN or infinity", f"{part}, loss {self.loss.name}", fix)
 
     def _doubts(self, outputs: Tensor) -> tuple[str, ...]:
         """What is allowed and hardly meant; said once here."""

@@ -1,4 +1,4 @@
-"""What the recorded passes of a problem's network show: its structure and its layers."""
+"""What the recorded passes of a problem's network show: its layers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from flatscope.network.layers import Network, read_layers
 from flatscope.network.plain import uncovered
 from flatscope.network.program import Program, Structure, record, record_structure
 from flatscope.network.surveys import idle_parameters
-from flatscope.params import Params
 from flatscope.problem import Problem
 from flatscope.samples import Inputs
 
@@ -20,20 +19,10 @@ def layers_of_problem(problem: Problem) -> Network:
     return problem.facts.once(_read_layers, problem, marked=tuple(marked.items()), idle=idle)
 
 
-def structure_of(problem: Problem) -> Structure:
-    """Recorded passes of the first samples, in the words of the network's plan."""
-    return recorded_structure(problem, problem.example())
-
-
 def recorded_structure(problem: Problem, inputs: Inputs) -> Structure:
     """Recorded passes of these samples."""
     with own_settings():
-        return record_structure(problem.model, inputs, _leaves(problem))
-
-
-def _leaves(problem: Problem) -> Params:
-    moving = {name: problem.params[name].detach().requires_grad_() for name in problem.trainable}
-    return {**problem.params, **moving}
+        return record_structure(problem.model, inputs, problem.leaves())
 
 
 def _read_layers(problem: Problem, marked: tuple[tuple[str, str], ...], idle: frozenset[str]) -> Network:
@@ -47,9 +36,8 @@ def _read_layers(problem: Problem, marked: tuple[tuple[str, str], ...], idle: fr
 
     def passes() -> Iterator[Program]:
         for inputs, _ in problem.batches():
-            yield record(problem.model, inputs, _leaves(problem))
+            yield record(problem.model, inputs, problem.leaves())
 
     known = dict(marked)
     sought = {name for name in problem.trainable if problem.params[name].ndim > 1} - known.keys() - idle
-    modules = dict(problem.model.named_modules())
-    return read_layers(problem.facts.once(structure_of, problem), passes, modules, sought, known)
+    return read_layers(problem.structure, passes, dict(problem.model.named_modules()), sought, known)

@@ -5,22 +5,26 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from typing import Any, TypeVar
 
+from flatscope.network.program import Structure
+
 T = TypeVar("T")
 
 
 class KnownFacts:
-    """KnownFacts about the structure of one network.
+    """Facts about the structure of one network.
 
     Attributes:
         plain: facts about its plain form, where every weight that acts is a parameter; itself where the network is
             plain as it is; None until somebody has asked.
         uncovered: trainable matrices of the plain form that take part in no layer, with the operation that reads them.
+        structure: recorded passes; None until somebody has asked.
     """
 
     def __init__(self) -> None:
         self._known: dict[Hashable, Any] = {}
         self.plain: KnownFacts | None = None
         self.uncovered: dict[str, str] = {}
+        self.structure: Structure | None = None
 
     def once(self, find: Callable[..., T], subject: Any, **options: Any) -> T:
         """`find(subject, **options)`, computed once whatever the subject: a problem, or a context of it."""

@@ -18,14 +18,14 @@ from torch import Tensor, nn
 
 from flatscope.guards import own_settings
 from flatscope.network.layers import ACTING
-from flatscope.network.liveness import dead_operations
+from flatscope.network.liveness import Dead, dead_in_pass, dead_operations
 from flatscope.network.masks import fixed_mask, mask_name
 from flatscope.network.planned import plan_of, set_plan
-from flatscope.network.surveys import Use, is_matrix, survey, survey_all
+from flatscope.network.surveys import Surveys, Use, is_matrix, survey_all
 from flatscope.network.watching import returned_tensors
 from flatscope.network.weights import Key, WeightPlan, part_name
 from flatscope.params import copied, trainable_names
-from flatscope.samples import Batch, Inputs, one_more, output_tensor
+from flatscope.samples import Inputs, one_more
 
 _UNCOVERED, _SEARCHED = "_flatscope_uncovered", "_flatscope_searched"
 # Names that parametrizations, weight_norm, spectral_norm and pruning give to what a weight is made of.
@@ -44,17 +44,15 @@ def plain(model: nn.Module, examples: Iterable[Inputs], *, acting: bool = True, 
     twin, examples = copied(model), iter(examples)
     first = next(examples)
     if plan_of(twin) is None and not hasattr(model, _SEARCHED):
-        leave_out_dead(twin, [first, one_more(first)], returned_tensors)
+        passes = (dead_in_pass(twin, inputs, returned_tensors) for inputs in (first, one_more(first)))
+        leave_out_dead(twin, passes, first, returned_tensors)
     frozen = not any(value.requires_grad for value in twin.parameters())  # then all of them count as trainable
     trainable = set(trainable_names(twin))
     for name, value in twin.named_parameters():
         value.requires_grad_(name in trainable)
     with own_settings():
         seen = survey_all(twin, chain([first], examples), trainable, everything)
-    uses = _in_one_way([batch.uses for batch in seen.batches])
-    for name in sorted(seen.alive - {name for use in uses for name in use.params}):
-        value = twin.get_parameter(name)
-        uses.append(Use(frozenset({name}), None, value, "an operation that cannot be followed", harmless=False))
+    uses = _all_uses(twin, seen)
     made = _acting_weights(twin, uses) if acting else {}
     mark_uncovered(twin, _uncovered(twin, uses, made, trainable))
     if seen.changed or made or seen.constants:
@@ -62,6 +60,29 @@ def plain(model: nn.Module, examples: Iterable[Inputs], *, acting: bool = True, 
     if frozen:
         twin.requires_grad_(False)
     return twin
+
+
+def uncovered_if_plain(model: nn.Module, seen: Surveys, trainable: set[str]) -> dict[str, str] | None:
+    """Trainable matrices that take part in no layer, of a network that is plain already; None where it may not be.
+
+    Args:
+        model: that was surveyed.
+        seen: its passes, of different numbers of samples.
+        trainable: names of the parameters that may move.
+    """
+    keys = {use.key for batch in seen.batches for use in batch.uses}
+    if any(key is not None and key[0] != "whole" for key in keys) or any(batch.rows for batch in seen.batches):
+        return None
+    return _uncovered(model, _all_uses(model, seen), {}, trainable) if trainable <= seen.met else None
+
+
+def _all_uses(model: nn.Module, seen: Surveys) -> list[Use]:
+    """The uses of all passes, and one for each parameter that reaches the outputs in a way that nobody saw."""
+    uses = _in_one_way([batch.uses for batch in seen.batches])
+    for name in sorted(seen.alive - {name for use in uses for name in use.params}):
+        value = model.get_parameter(name)
+        uses.append(Use(frozenset({name}), None, value, "an operation that cannot be followed", harmless=False))
+    return uses
 
 
 def _in_one_way(found: list[list[Use]]) -> list[Use]:
@@ -83,29 +104,28 @@ def _in_one_way(found: list[list[Use]]) -> list[Use]:
     ]
 
 
-def write_out(model: nn.Module, example: Inputs, others: Iterable[Batch] | None = None) -> None:
-    """Let a module's forward run in plain words, with the parameters that it has; it is changed in place.
+def leave_out_dead(
+    model: nn.Module, passes: Iterable[Dead], example: Inputs, outputs: Callable[[Any], list[Tensor]]
+) -> bool:
+    """Hide from every rule what does not reach the outputs of a module that runs as it is; it is changed in place.
 
     Args:
         model: in eval mode.
-        example: a few samples, which show whether there is anything to write out.
-        others: batches with all samples, where these may take another way: all is written out then.
+        passes: what each of several passes needs; only the first is read where that needs everything.
+        example: some samples.
+        outputs: the tensors that count of what the model returns.
     """
-    examples = chain([example, one_more(example)], (inputs for inputs, _ in others or ()))
-    leave_out_dead(model, examples, lambda raw: [output_tensor(raw)])
     with own_settings():
-        changed = others is not None or survey(model, example).changed
-    if changed:
-        set_plan(model, plan_of(model) or WeightPlan())
-
-
-def leave_out_dead(model: nn.Module, examples: Iterable[Inputs], outputs: Callable[[Any], list[Tensor]]) -> None:
-    """Hide from every rule what does not reach the outputs of a module that runs as it is; it is changed in place."""
-    with own_settings():
-        dead = dead_operations(model, examples, outputs)
+        dead = dead_operations(passes, model, example, outputs)
     object.__setattr__(model, _SEARCHED, True)
     if dead is not None:
         set_plan(model, WeightPlan(dead=dead))
+    return dead is not None
+
+
+def run_in_plain_words(model: nn.Module) -> None:
+    """Let a module's forward run in plain words, with the parameters that it has; it is changed in place."""
+    set_plan(model, plan_of(model) or WeightPlan())
 
 
 def mark_uncovered(model: nn.Module, found: dict[str, str]) -> None:

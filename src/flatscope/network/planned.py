@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from types import MethodType
 from typing import Any, Protocol
 
@@ -38,12 +41,27 @@ def set_plan(model: nn.Module, plan: ForwardPlan) -> None:
     object.__setattr__(model, _PLAN, plan)
 
 
-def drop_plan(model: nn.Module) -> None:
-    """Let a module's forward run as it did before it had a plan."""
-    own = model.__dict__.pop(_OWN_FORWARD)
-    del model.__dict__["forward"], model.__dict__[_PLAN]
-    if own is not None:
-        object.__setattr__(model, "forward", own)
+@contextmanager
+def planned(model: nn.Module, rule: Callable[[nn.Module], Rule]) -> Iterator[None]:
+    """Inside the block the operations of a module without a plan are handed to a rule before anybody else sees them.
+
+    Args:
+        model: the module.
+        rule: makes the rule of one pass, when the tensors of that pass are in their places.
+    """
+    set_plan(model, _OneRule(rule))
+    try:
+        yield
+    finally:
+        own = model.__dict__.pop(_OWN_FORWARD)
+        del model.__dict__["forward"], model.__dict__[_PLAN]
+        if own is not None:
+            object.__setattr__(model, "forward", own)
+
+
+@dataclass(frozen=True)
+class _OneRule:
+    rule: Callable[[nn.Module], Rule]
 
 
 def _planned_forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:

@@ -8,17 +8,15 @@ over the steps. The record holds no tensors: numbers that depend on values need 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from flatscope.network.liveness import ABOUT
 from flatscope.network.products import LAYER_CALLS, NORM_ORDER, masked_name
-from flatscope.network.watching import Operation, instances_in, is_in_place, place_of, replay
+from flatscope.network.watching import ABOUT, Operation, Rule, instances_in, is_in_place, place_of, replay
 from flatscope.params import Params
 from flatscope.samples import Inputs, axis_of_samples, output_tensor, parts_of, rows_of_inputs
 
@@ -54,7 +52,7 @@ class Step:
     args: tuple[Any, ...]
     kwargs: dict[str, Any] = field(hash=False)
     results: tuple[Slot, ...]
-    written: Slot | None  # its first argument afterwards, where it writes in place
+    written: Slot | None  # the argument that it changes in place, afterwards
     module: str  # qualified name of the module whose forward makes the call
     within: str  # the composite function that was written out, where the call is a part of one
     transformed: bool  # whether it runs inside torch.func, where the rows of single samples cannot be seen
@@ -184,7 +182,7 @@ def record(model: nn.Module, inputs: Inputs, params: Params, keep: Keep | None =
     return recorder.program(output)
 
 
-Keep = Callable[[Step, Operation], None]
+Keep = Callable[[Step, Operation, Any], None]
 
 
 class ProgramRecorder:
@@ -193,10 +191,12 @@ class ProgramRecorder:
     Args:
         params: all parameters that the network is called with.
         inputs: the samples.
-        keep: what to do with tensors while they are there.
+        keep: what to do with tensors while they are there: arguments of the operation, and its result.
+        rule: runs each operation.
     """
 
-    def __init__(self, params: Params, inputs: Inputs, keep: Keep | None = None) -> None:
+    def __init__(self, params: Params, inputs: Inputs, keep: Keep | None = None, rule: Rule = Operation.run) -> None:
+        self._rule = rule
         self._alive: list[Tensor] = []  # so that no address is used twice
         self._memories: dict[int, int] = {}
         self._numbers: dict[int, int] = {}  # of tensors, by identity
@@ -213,21 +213,29 @@ class ProgramRecorder:
         """The program of all steps so far."""
         return Program(tuple(self._steps), self._inputs, self._slot(output), self._parameters, self._n_samples)
 
+    def slots(self, values: Iterable[Tensor]) -> list[Slot]:
+        """The slots of tensors at this moment."""
+        return [self._slot(value) for value in values]
+
     def follow(self, op: Operation) -> Any:
         """Run one operation and record it; questions about shape or type are no steps."""
         if op.name in ABOUT:
-            return op.run()
+            return self._rule(op)
         args, kwargs = self._tree(op.args), self._tree(op.kwargs)  # as they are before one of them is written to
-        writes = op.name == "setitem" or is_in_place(op)
-        result = op.run()
-        written = self._slot(op.tensors[0]) if writes and op.tensors else None
+        tensors = op.tensors
+        before = [self._version(value) for value in tensors]
+        result = self._rule(op)
+        changed = [value for value, version in zip(tensors, before, strict=True) if self._version(value) != version]
+        if op.name == "setitem" or is_in_place(op):
+            changed = changed or tensors
+        written = self._slot(changed[0]) if changed else None
         results = tuple(slots_in(self._tree(result)))
         inside = torch._C._functorch.maybe_current_level() != self._level
         stopped = not torch.is_grad_enabled()
         step = Step(len(self._steps), op.name, args, kwargs, results, written, op.module, op.within, inside, stopped)
         self._steps.append(step)
         if self._keep is not None:
-            self._keep(step, op)
+            self._keep(step, op, result)
         return result
 
     def _tree(self, value: Any) -> Any:
@@ -244,8 +252,7 @@ class ProgramRecorder:
 
     def _slot(self, value: Tensor) -> Slot:
         memory = self._memory(value)
-        version = 0 if memory == NO_MEMORY or value.is_inference() else value._version
-        key = id(value), version, value.requires_grad, masked_name(value)
+        key = id(value), self._version(value), value.requires_grad, masked_name(value)
         if key not in self._slots:
             self._alive.append(value)
             number, shape = self._numbers.setdefault(id(value), len(self._numbers)), tuple(value.shape)
@@ -255,6 +262,10 @@ class ProgramRecorder:
                 len(self._slots), number, shape, value.dtype, memory, name, masked is not None, value.requires_grad
             )
         return self._slots[key]
+
+    def _version(self, value: Tensor) -> int:
+        """How often a tensor was written to, where torch counts it."""
+        return 0 if self._memory(value) == NO_MEMORY or value.is_inference() else value._version
 
     def _memory(self, value: Tensor) -> int:
         """Number of a tensor's memory. Empty tensors have one each, since they all have the same address."""
@@ -300,35 +311,54 @@ def paired(program: Program, wider: Program) -> list[tuple[LayerUse, LayerUse]] 
     return list(zip(uses, others, strict=True))
 
 
+@dataclass(frozen=True)
+class Recording:
+    """A recorded pass, with what its layers received."""
+
+    program: Program
+    received: dict[int, Tensor]  # by step
+
+
+class Received(dict[int, Tensor]):
+    """What layers receive, by step: copies, since an activation in place would overwrite it."""
+
+    def keep(self, step: Step, op: Operation, _result: Any) -> None:
+        """Note that of one step."""
+        if step.name in LAYER_CALLS or step.name == "batch_norm":
+            value = op.named("input").get("input")
+            if isinstance(value, Tensor) and not step.transformed:
+                self[step.index] = value.detach().clone()
+
+
+def two_orders(inputs: Inputs) -> tuple[Inputs, Inputs]:
+    """Some samples, and the same in reverse and one more: of these two passes a structure is read."""
+    backwards = torch.arange(len(parts_of(inputs)[0]) - 1, -1, -1)
+    return inputs, rows_of_inputs(inputs, torch.cat([backwards, backwards[:1]]))
+
+
 def record_structure(model: nn.Module, inputs: Inputs, params: Params) -> Structure:
     """Run a network on some samples, and on the same in reverse and one more, and record both passes."""
-    inputs_of_layers: list[dict[int, Tensor]] = []
-    programs = []
-    backwards = torch.arange(len(parts_of(inputs)[0]) - 1, -1, -1)
-    for samples in (inputs, rows_of_inputs(inputs, torch.cat([backwards, backwards[:1]]))):
-        kept: dict[int, Tensor] = {}
-        programs.append(record(model, samples, params, partial(_keep_input, kept)))
-        inputs_of_layers.append(kept)
-    program, wider = programs
+    recordings = []
+    for samples in two_orders(inputs):
+        received = Received()
+        recordings.append(Recording(record(model, samples, params, received.keep), received))
+    return structure_of(*recordings)
+
+
+def structure_of(first: Recording, other: Recording) -> Structure:
+    """What two passes show, the other one of the same samples in reverse and one more."""
+    program, wider = first.program, other.program
     pairs = paired(program, wider)
     if pairs is None:
         return Structure(program, wider, frozenset(use.weight for use in program.layer_uses()))
     structure = Structure(program, wider, frozenset())
     mixing = set()
-    for use, other in pairs:
+    for use, moved in pairs:
         axis = structure.axes.get(use.weight, 0)
-        here, there = (kept.get(one.step.index) for kept, one in zip(inputs_of_layers, (use, other), strict=True))
+        here, there = first.received.get(use.step.index), other.received.get(moved.step.index)
         if here is None or there is None or not _same_rows(use, here, there, axis, program.n_samples):
             mixing.add(use.weight)
     return replace(structure, mixing=frozenset(mixing))
-
-
-def _keep_input(kept: dict[int, Tensor], step: Step, op: Operation) -> None:
-    """Keep a copy of what a layer receives: an activation in place would overwrite it."""
-    if step.name in LAYER_CALLS or step.name == "batch_norm":
-        value = op.named("input").get("input")
-        if isinstance(value, Tensor) and not step.transformed:
-            kept[step.index] = value.detach().clone()
 
 
 def _same_rows(use: LayerUse, here: Tensor, there: Tensor, axis: int, n: int) -> bool:

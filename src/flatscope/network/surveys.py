@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -117,21 +117,31 @@ class Surveyed:
 
 def survey(model: nn.Module, example: Inputs, constants: bool = False) -> Surveyed:
     """Look at one forward pass; with `constants` what multiplies rows of constants is a layer."""
-    uses: list[Use] = []
-    found = Survey(model, uses, len(parts_of(example)[0]), constants)
+    found = Survey(model, [], len(parts_of(example)[0]), constants)
     with torch.enable_grad():
-        raw = replay(model, example, found.follow)
-        outputs = [tensor for tensor in output_tensors(raw) if tensor.requires_grad]
-        free = {name: value for name, value in model.named_parameters() if value.requires_grad}
-        alive = _reached([output.sum() for output in outputs], free)
+        outputs = output_tensors(replay(model, example, found.follow))
+    return surveyed(found, outputs, {name: value for name, value in model.named_parameters() if value.requires_grad})
+
+
+def surveyed(survey: Survey, outputs: list[Tensor], free: Mapping[str, Tensor]) -> Surveyed:
+    """What a pass that was followed has shown.
+
+    Args:
+        survey: the rule of that pass.
+        outputs: the tensors that count of what the network returns.
+        free: parameters that require gradients.
+    """
+    alive = _reached(outputs, free)
     # A product inside `no_grad` is a constant; one inside an operation that cannot be followed is not.
-    uses = [use if use.harmless or use.params & alive else replace(use, harmless=True) for use in uses]
-    return Surveyed(uses, found.changed, alive, found.rows)
+    uses = [use if use.harmless or use.params & alive else replace(use, harmless=True) for use in survey.uses]
+    return Surveyed(uses, survey.changed, alive, survey.rows)
 
 
-def _reached(sums: list[Tensor], free: dict[str, nn.Parameter]) -> set[str]:
+def _reached(outputs: list[Tensor], free: Mapping[str, Tensor]) -> set[str]:
     """Names of the parameters that gradients of the outputs reach; all of them where torch cannot tell."""
-    if not sums:
+    with torch.enable_grad():
+        sums = [output.sum() for output in outputs if output.requires_grad]
+    if not sums or not free:
         return set()
     try:
         slopes = torch.autograd.grad(sums, list(free.values()), allow_unused=True, retain_graph=True)

@@ -39,6 +39,16 @@ _SPELLINGS = {
     "neg": "negative",
     "abs": "absolute",
 }
+# Operations on a tensor that tell something of it for which no value is needed.
+# fmt: off
+ABOUT = frozenset((
+    "shape", "size", "dim", "ndim", "ndimension", "dtype", "device", "numel", "nelement", "stride", "layout",
+    "len", "is_floating_point", "is_complex", "is_cuda", "is_contiguous", "is_leaf", "is_sparse", "is_nested",
+    "is_quantized", "is_mps", "is_xpu", "is_meta", "grad_fn", "names", "itemsize", "nbytes", "element_size",
+    "storage_offset", "get_device", "result_type", "version", "output_nr", "is_inference", "is_signed",
+    "data_ptr", "untyped_storage", "is_conj", "is_neg",
+))
+# fmt: on
 _PLAIN_NAMES = {spelling: name for name, spellings in _SPELLINGS.items() for spelling in spellings.split()}
 
 
@@ -88,8 +98,7 @@ def replay(model: nn.Module, inputs: Inputs, rule: Rule, params: Params | None =
 
     A rule that returns `operation.run()` changes nothing. What a rule itself calls is not watched.
     """
-    stack = [""]
-    handles = []
+    handles, stack = [], [""]
 
     def leave(_module: nn.Module, _args: Any, _result: Any) -> None:
         stack.pop()
@@ -101,12 +110,14 @@ def replay(model: nn.Module, inputs: Inputs, rule: Rule, params: Params | None =
     positional = () if isinstance(inputs, dict) else parts_of(inputs)
     weights = model.parameters() if params is None else params.values()
     first = next((value for value in weights if value.is_floating_point()), torch.empty(0))
+    token = _MODULES.set(stack)
     try:
-        with running_model(first.dtype, first.device), watched(rule, stack):
+        with running_model(first.dtype, first.device), watched(rule):
             if params is None:
                 return model(*positional, **keywords)
             return called_with(model, params, tied_names(model), positional, keywords)
     finally:
+        _MODULES.reset(token)
         for handle in handles:
             handle.remove()
 
@@ -116,19 +127,20 @@ class watched(TorchFunctionMode):  # noqa: N801  used as a function
 
     Args:
         rule: what it calls itself is not watched.
-        stack: names of the modules whose forward is running, innermost last, where somebody keeps them.
     """
 
-    def __init__(self, rule: Rule, stack: list[str] | None = None) -> None:
+    def __init__(self, rule: Rule) -> None:
         super().__init__()
-        self._rule, self._stack = rule, stack or [""]
+        self._rule = rule
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        return self._rule(Operation(_plain_name(func), func, args, kwargs or {}, self._stack[-1], _WITHIN.get()))
+        return self._rule(Operation(_plain_name(func), func, args, kwargs or {}, _MODULES.get()[-1], _WITHIN.get()))
 
 
+# Names of the modules whose forward `replay` is running, innermost last.
+_MODULES: ContextVar[list[str]] = ContextVar("modules that are running", default=[""])  # noqa: B039  never changed
 _WITHIN: ContextVar[str] = ContextVar("composite function that is being written out", default="")
 
 

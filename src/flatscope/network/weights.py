@@ -15,10 +15,10 @@ from torch._C import DisableTorchFunction
 
 from flatscope.errors import NotApplicable
 from flatscope.network.expansions import EXPANSIONS
-from flatscope.network.liveness import ABOUT, Dead
+from flatscope.network.liveness import Dead
 from flatscope.network.operations import TABLE
 from flatscope.network.products import PRODUCTS, Product, as_product, masked
-from flatscope.network.watching import Operation, Rule, is_in_place, tensors_in, watched, written_out
+from flatscope.network.watching import ABOUT, Operation, Rule, is_in_place, tensors_in, watched, written_out
 
 Key = tuple[Any, ...]
 
@@ -213,7 +213,7 @@ class Writer:
     def follow(self, op: Operation) -> Any:
         """Run one operation."""
         if op.name in EXPANSIONS:
-            with written_out(op.name), watched(self.follow, [op.module]):
+            with written_out(op.name), watched(self.follow):
                 result = EXPANSIONS[op.name](*op.args, **op.kwargs)
             if result is not NotImplemented:
                 return result

@@ -1,0 +1,108 @@
+"""The first two passes of a network, from which everything about its structure is read.
+
+Each is seen three times over as it runs: as the network calls its operations (which of them reach the outputs, which
+values decide), as they are in plain words (the recorded program), and where parameters meet signals.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from itertools import chain
+
+import torch
+from torch import Tensor, nn
+
+from flatscope.network.linearity import choice_in
+from flatscope.network.liveness import Dead, Origins, dead_in_pass, dead_steps
+from flatscope.network.plain import leave_out_dead, run_in_plain_words, uncovered_if_plain
+from flatscope.network.planned import planned
+from flatscope.network.program import Program, ProgramRecorder, Received, Recording, Structure, structure_of, two_orders
+from flatscope.network.surveys import Survey, Surveyed, Surveys, survey, surveyed
+from flatscope.network.watching import Rule, replay
+from flatscope.params import Params
+from flatscope.samples import Batch, Inputs, copies, output_tensor, parts_of
+
+
+@dataclass(frozen=True)
+class FirstReading:
+    """What two passes show whatever the weights.
+
+    Attributes:
+        outputs: of the first pass, on the graph of the parameters that it was given.
+        choice: the first operation whose values decide what is computed; empty if none does.
+        structure: the recorded passes; None where operations are left out since, so that they have to be read again.
+        uncovered: trainable matrices that take part in no layer, with the operation that reads them; None where weights
+            may be views of parameters or computed from them.
+    """
+
+    outputs: Tensor
+    choice: str
+    structure: Structure | None
+    uncovered: dict[str, str] | None
+
+
+def read_first_passes(
+    model: nn.Module, inputs: Inputs, params: Params, others: Callable[[], Iterable[Batch]], uneven: bool
+) -> FirstReading:
+    """Read a network that runs as it is, which from then on runs in plain words.
+
+    Args:
+        model: in eval mode, without a plan; it is changed in place.
+        inputs: some samples.
+        params: all parameters, those to differentiate by as leaves that require gradients.
+        others: all samples, read where some of them may take another way.
+        uneven: whether samples have several shapes.
+    """
+    first, other = (_first_pass(model, copies(samples), params) for samples in two_orders(inputs))
+    choice = choice_in(first.own)
+    decided = uneven or bool(choice)
+    dead = chain((first.dead, other.dead), (_dead(model, more) for more, _ in others()) if decided else ())
+    if leave_out_dead(model, dead, inputs, lambda raw: [output_tensor(raw)]):
+        if decided or survey(model, inputs).changed:
+            run_in_plain_words(model)
+        return FirstReading(first.outputs, choice, None, None)
+    if decided or first.survey.changed:
+        run_in_plain_words(model)
+    trainable = {name for name, value in params.items() if value.requires_grad}
+    uncovered = None if decided else uncovered_if_plain(model, Surveys([first.survey, other.survey]), trainable)
+    return FirstReading(first.outputs, choice, structure_of(first.recording, other.recording), uncovered)
+
+
+def _dead(model: nn.Module, inputs: Inputs) -> Dead:
+    return dead_in_pass(model, inputs, lambda raw: [output_tensor(raw)])
+
+
+@dataclass(frozen=True)
+class _FirstPass:
+    outputs: Tensor
+    own: Program  # as the network calls its operations
+    recording: Recording  # in plain words
+    survey: Surveyed
+    dead: Dead
+
+
+def _first_pass(model: nn.Module, inputs: Inputs, params: Params) -> _FirstPass:
+    received, origins, rules = Received(), Origins(), list[tuple[Survey, ProgramRecorder]]()
+
+    def rule(module: nn.Module) -> Rule:
+        meetings = Survey(module, [], len(parts_of(inputs)[0]), constants=False)
+        own = ProgramRecorder(params, inputs, origins.keep, meetings.follow)
+        rules.append((meetings, own))
+        return own.follow
+
+    plainly = ProgramRecorder(params, inputs, received.keep)
+    with planned(model, rule), torch.enable_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about gradients, which only this pass asks for
+        outputs = output_tensor(replay(model, inputs, plainly.follow, params))
+    ((meetings, own),) = rules
+    program = own.program(outputs)
+    free = {name: value for name, value in params.items() if value.requires_grad}
+    return _FirstPass(
+        outputs,
+        program,
+        Recording(plainly.program(outputs), received),
+        surveyed(meetings, [outputs], free),
+        dead_steps(program, own.slots([outputs]), origins, [outputs.grad_fn]),
+    )
