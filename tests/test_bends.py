@@ -18,9 +18,9 @@ from torch.nn import functional
 
 import flatscope as fs
 from flatscope.context import Context, Effort
-from flatscope.curvature import columns, hessian_check
+from flatscope.curvature import checked_pass, columns, hessian_check
 from flatscope.curvature.columns import column_sweep
-from flatscope.curvature.curved_operations import Bend, BendColumns, find_bends
+from flatscope.curvature.curved_operations import Bend, BendColumns, Places, find_bends
 from flatscope.curvature.layer_directions import DIRECTIONS
 from flatscope.curvature.operators import Hessian
 from flatscope.curvature.route import reached_at_curved_operations
@@ -328,18 +328,23 @@ class Branched(nn.Module):
         return out
 
 
+def together(ctx: Context, directions: dict[str, Tensor], places: Places | None) -> bool:
+    """Whether both ways agree along one direction of all parameters."""
+    shared = checked_pass.SharedPass(ctx)
+    run = shared.of(places or Places())
+    return hessian_check._agree_together(hessian_check._Swept(ctx, run, directions), shared.as_it_runs(run), directions)
+
+
 @pytest.mark.parametrize(("share", "agrees"), [(0.0, True), (1e-5, False), (1.0, False)])
 def test_one_direction_of_all_parameters_shows_what_was_misread(share: float, agrees: bool) -> None:
     tiny = _built("branched", Branched(share), (1, 3, 3), 3, ("conv", "mid", "last"), chain=False)
     ctx = Context(tiny.problem())
     directions = {
-        name: hessian_check._gaussian(ctx.params[name], ctx.generator("test")) for name in ctx.problem.trainable
+        name: checked_pass.gaussian(ctx.params[name], ctx.generator("test")) for name in ctx.problem.trainable
     }
-    assert hessian_check._agree_together(ctx, *ctx.cached(hessian_check.telling_samples), directions, None) == agrees
+    assert together(ctx, directions, None) == agrees
     places = ctx.cached(find_bends)
-    assert hessian_check._agree_together(ctx, *ctx.cached(hessian_check.telling_samples), directions, places), (
-        "with its bends it does"
-    )
+    assert together(ctx, directions, places), "with its bends it does"
 
 
 class Tanh(torch.autograd.Function):

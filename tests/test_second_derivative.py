@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from torch.autograd.function import once_differentiable
 
 import flatscope as fs
 from flatscope.context import Context
+from flatscope.curvature.checked_pass import SharedPass
 from flatscope.curvature.second_derivative import look_at_second_derivative
 from flatscope.errors import NotApplicable
 
@@ -363,3 +365,14 @@ def test_no_false_alarm_at_the_word_of_padding(padding: int, tied: bool) -> None
     own = OwnDouble(model, tokens, torch.arange(8) % 3, "cross_entropy")
     value = fs.measure(problem, "hessian_trace", precision=0)["hessian_trace"]
     assert value == pytest.approx(float(own.hessian.trace()), rel=1e-9)
+
+
+def test_a_pass_with_other_outputs_is_not_the_networks() -> None:
+    """The shared pass runs with views of its own; where that changed anything the network itself would be taken."""
+    context = Context(fs.Problem(made(next(iter(RIGHT.values()))), train=data()))
+    shared = SharedPass(context)
+    run = shared.of()
+    assert shared.as_it_runs(run) is run
+    other = replace(run, outputs=run.outputs * 1.01)
+    assert shared.as_it_runs(other) is not other
+    torch.testing.assert_close(shared.as_it_runs(other).outputs, run.outputs)

@@ -11,7 +11,7 @@ import math
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from numbers import Real
@@ -24,6 +24,7 @@ from flatscope.errors import FlatscopeError, InputError, NotApplicable, refuse_u
 from flatscope.limits import STANDARD, Limits
 from flatscope.network.layers import Network
 from flatscope.network.program import Structure
+from flatscope.network.watching import Rule
 from flatscope.params import Params
 from flatscope.problem import Problem
 from flatscope.reading import layers_of_problem
@@ -194,9 +195,9 @@ class Context:
         """This rank's share of one pass, for sweeps that then add up over `problem.ranks`; all of it when alone."""
         return in_time(self.problem.batches(part, size, shared=True), self._last)
 
-    def forward(self, inputs: Inputs, params: Params | None = None) -> Tensor:
-        """Outputs at this point, or at other weights."""
-        return self.problem.forward(inputs, self.params if params is None else params)
+    def forward(self, inputs: Inputs, params: Params | None = None, rules: Sequence[Rule] = ()) -> Tensor:
+        """Outputs at this point, or at other weights; each operation of the network is handed to the rules."""
+        return self.problem.forward(inputs, self.params if params is None else params, rules=rules)
 
     def count(self, kind: str, samples: int) -> None:
         """Charge `samples` evaluations of a kind (forward, backward, curvature), in units of passes over train."""

@@ -13,7 +13,7 @@ from torch.nn.parameter import is_lazy
 from flatscope.errors import InputError, first_line
 from flatscope.formatting import some_of
 from flatscope.loss import IGNORED, Loss, TargetLook
-from flatscope.network.passes import held_by, keep_out, own_passes, put_back
+from flatscope.network.passes import own_passes
 from flatscope.params import Params, copied, plain_names
 from flatscope.samples import Inputs, Samples, copies, cut, parts_of, shape_text
 
@@ -24,7 +24,6 @@ DRAWS = 8
 WRAPPERS = {"OptimizedModule": "_orig_mod", "DataParallel": "module", "DistributedDataParallel": "module"}
 QUANTISED = re.compile(r"torch\.(ao\.)?nn\.(intrinsic\.)?quantized|bitsandbytes|torchao\.quantization")
 _COPIED = (torch.strided, torch.sparse_coo)
-CHANNELS = (1, 3, 4)  # of images
 OTHER_SHAPES = 16  # that are tried out, beside the first
 SUM_OF_ONE = 1e-4  # how far the sum of a row may be from 1; some models apply softmax in half precision
 NOTHING_HELD_OUT = "the test samples are the training samples: nothing is held out"
@@ -212,25 +211,6 @@ def usable_dtype(dtype: torch.dtype | None, own: torch.dtype) -> torch.dtype:
     return dtype
 
 
-def refuse_hidden_uses(model: nn.Module, outputs: Tensor) -> None:
-    """Parameters that a forward pass finds elsewhere than in its modules, such as in a list, would count as constants.
-
-    Args:
-        model: the network.
-        outputs: of a pass with other tensors in the places of its parameters.
-    """
-    parameters = {name: value for name, value in model.named_parameters() if value.requires_grad}
-    with torch.enable_grad():
-        total = outputs.sum()
-    if not total.requires_grad or not parameters:
-        return
-    found = torch.autograd.grad(total, list(parameters.values()), allow_unused=True, retain_graph=True)
-    for name, gradient in zip(parameters, found, strict=True):
-        if gradient is not None:
-            fix = "Read it as an attribute of its module in forward, or keep it in an nn.ParameterList"
-            raise InputError("parameters that are read from their modules", "another way to this one", name, fix)
-
-
 def refuse_missing_values(model: nn.Module) -> None:
     """Modules made lazily or on the meta device have shapes at most."""
     for name, value in [*model.named_parameters(), *model.named_buffers()]:
@@ -265,34 +245,6 @@ def refuse_active_layers(model: nn.Module) -> None:
                 raise InputError("normalisation with running statistics", got, name, fix)
 
 
-def failing_module(model: nn.Module, inputs: Inputs) -> str:
-    """Name of the innermost module whose forward raises on these inputs."""
-    entered: list[str] = []
-    handles = []
-    for name, module in model.named_modules():
-        handles.append(module.register_forward_pre_hook(lambda _m, _a, name=name: entered.append(name)))
-        handles.append(module.register_forward_hook(lambda _m, _a, _o: entered.pop() and None))
-    try:
-        model(**inputs) if isinstance(inputs, dict) else model(*parts_of(inputs))
-    except Exception:
-        return f"layer {entered[-1]}" if entered and entered[-1] else "model"
-    finally:
-        for handle in handles:
-            handle.remove()
-    return "model"
-
-
-def input_fix(inputs: Inputs) -> str:
-    """What to do with inputs on which a network fails: images of bytes and channels that come last are recognised."""
-    steps = []
-    for part in parts_of(inputs):
-        if part.ndim == 4 and part.shape[3] in CHANNELS and part.shape[1] not in CHANNELS:
-            steps.append("its channels come last, so pass x.permute(0, 3, 1, 2)")
-        if part.dtype == torch.uint8:
-            steps.append("these are bytes, so pass x.float() / 255, scaled as in training")
-    return f"Check the inputs: {'; '.join(dict.fromkeys(steps))}" if steps else "Check the input shape and dtype"
-
-
 def probability_kind(outputs: Tensor, least: int = 2) -> str:
     """In words which probabilities these rows of at least so many outputs look like; empty where like none."""
     if outputs.ndim != 2 or outputs.shape[1] < least or not ((outputs >= 0) & (outputs <= 1)).all():
@@ -324,49 +276,6 @@ def always_probabilities(outputs: Tensor, forward: Callable[[Params], Tensor], p
         if not probability_kind(forward(drawn), least):
             return ""
     return kind
-
-
-def refuse_failing_loss(loss: Loss, outputs: Tensor, targets: Tensor, part: str) -> None:
-    """A loss that fails, or has another value than a finite one for some sample."""
-    try:
-        losses = loss(outputs, targets)
-    except InputError:
-        raise
-    except Exception as problem:
-        expected = "a loss that takes these outputs and targets"
-        got = f"outputs {tuple(outputs.shape)} and {targets.dtype} targets {tuple(targets.shape)}, on which it fails"
-        raise InputError(expected, f"{got} ({first_line(problem)})", f"{part}, loss {loss.name}") from problem
-    if not losses.isfinite().all():
-        fix = "Pass a network whose training did not diverge, or dtype=torch.float64 if the loss overflows"
-        raise InputError("finite losses", "NaN or infinity", f"{part}, loss {loss.name}", fix)
-
-
-def settle(model: nn.Module, inputs: Inputs, run: Callable[[Inputs], Tensor]) -> Tensor:
-    """Let every pass of a network of ours leave its inputs, which are the user's, and its modules as they are; outputs.
-
-    What modules keep is put back only where a pass does not depend on what the one before it left: a network with a
-    memory computes no one function.
-
-    Args:
-        model: the network, which takes a hook where it needs one.
-        inputs: some samples.
-        run: a forward pass on such inputs.
-    """
-    before, given = held_by(model), copies(inputs)
-    outputs = run(given)
-    now = held_by(model)
-    if any(part._version for part in parts_of(given)):
-        model.register_forward_pre_hook(
-            lambda _, args, words: (copies(args), {name: part.clone() for name, part in words.items()}),
-            with_kwargs=True,
-        )
-    kept = [name for name in before.keys() | now.keys() if name not in before or not before[name].same(now.get(name))]
-    if not kept:
-        return outputs
-    if torch.equal(run(copies(inputs)), outputs):
-        put_back(model, kept, before)
-        keep_out(model, kept)
-    return run(copies(inputs))  # as every pass from now on
 
 
 def initial_weights(initial: nn.Module | Mapping[str, Tensor], params: Params) -> Params:

@@ -125,6 +125,9 @@ class Limits:
     few_samples: int = 8
     few_columns_together: int = 4
     most_columns_together: int = 32
+    # Autograd keeps at most so many times what known operations compute: places of maxima are whole numbers of twice
+    # the size, some results are copied. Where all samples fit even then, nothing is measured.
+    kept_of_computed: float = 4.0
     # One batch of products; on a CPU up to the second number where weights are many, as they are read once a batch.
     batch_memory: MemoryShare = MemoryShare(asked=0.5, free=0.125, least=96 * MIB)
     large_batch: int = GIB

@@ -25,7 +25,7 @@ def standing_of(context: Context, folded: Problem | None = None) -> Standing:
         train = context.scores()
         test = None if problem.test is None else context.scores("test")
         try:
-            rescalable = trace(plainer.model, plainer.example()).n_classes > 0
+            rescalable = plainer.facts.once(has_scales, plainer)
         except FlatscopeError:
             rescalable = True  # a network that cannot be read may well be one that can be rescaled
     classes = problem.classification
@@ -40,6 +40,11 @@ def standing_of(context: Context, folded: Problem | None = None) -> Standing:
         gradient_norm=gradient_norm(context),
         n_test=0 if problem.test is None else problem.test.n,
     )
+
+
+def has_scales(problem: Problem) -> bool:
+    """True for a network some of whose units can be rescaled."""
+    return trace(problem.model, problem.example()).n_classes > 0
 
 
 def gradient_norm(context: Context) -> float:

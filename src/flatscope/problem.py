@@ -7,7 +7,7 @@ import itertools
 import platform
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cached_property, partial
 from typing import Any, Literal
@@ -16,23 +16,19 @@ import torch
 from torch import Tensor, nn
 
 from flatscope.errors import InputError, first_line, refuse_unless_whole
+from flatscope.first_batch import checked_outputs, failing_module, input_fix, refuse_failing_loss, refuse_hidden_uses
 from flatscope.guards import own_settings, running_model, untouched_randomness
 from flatscope.inspection import (
     always_probabilities,
     cast,
     data_remarks,
-    failing_module,
     frozen_remarks,
     initial_weights,
-    input_fix,
     look_through,
     refuse_active_layers,
-    refuse_failing_loss,
-    refuse_hidden_uses,
     refuse_missing_values,
     refuse_shapes_that_fail,
     replica,
-    settle,
     usable_device,
     usable_dtype,
     wrapper_remarks,
@@ -51,14 +47,13 @@ from flatscope.network.facts import KnownFacts
 from flatscope.network.first_passes import read_first_passes
 from flatscope.network.plain import is_rewritten, mark_uncovered, plain, uncovered
 from flatscope.network.program import Structure, record_structure
-from flatscope.network.watching import refuse_if_different
+from flatscope.network.watching import Rule, refuse_if_different, replay
 from flatscope.params import Params, called_with, named_parameters, non_finite_name, tied_names, trainable_names
 from flatscope.samples import (
     Batch,
     Inputs,
     Samples,
     as_samples,
-    cut,
     moved,
     output_tensor,
     shape_text,
@@ -149,12 +144,16 @@ class Problem:
         with untouched_randomness(self.generators), torch.no_grad():
             looks = [look_through(self.train, self.batch_size, ignored=self.loss.ignored)]
             looks += [look_through(self.test, self.batch_size, like=looks[0])] if self.test is not None else []
-            outputs = self._check_outputs()
+            probe = self._probe("train")
+            outputs = checked_outputs(
+                self.model, probe, self.dtype, partial(self._try_forward, part="train"), self.forward
+            )
             for look in looks:
                 refuse_shapes_that_fail(look, lambda inputs: self.forward(moved(inputs, self.device, self.dtype)))
             self.uneven = any(look.others for look in looks)  # whether samples have several shapes
             self._read_network()
             self.n_outputs, seen = int(outputs[0].numel()), [look.targets for look in looks]
+            self.first_output = outputs[:1].clone()  # of the first training sample
             self._one_hot = are_one_hot(self.loss, outputs.shape, seen)
             for targets in seen if not self._one_hot else ():
                 check_targets(self.loss, outputs.shape, targets)
@@ -308,9 +307,24 @@ class Problem:
         for inputs, targets in samples.batches(size or self.batch_size, share):
             yield moved(inputs, self.device, self.dtype), self._moved_targets(targets)
 
-    def forward(self, inputs: Inputs, params: Params | None = None, buffers: Params | None = None) -> Tensor:
-        """Outputs of the network at `params` (its own by default); the module itself is not changed."""
+    def forward(
+        self,
+        inputs: Inputs,
+        params: Params | None = None,
+        buffers: Params | None = None,
+        rules: Sequence[Rule] = (),
+    ) -> Tensor:
+        """Outputs of the network at `params` (its own by default); the module itself is not changed.
+
+        Args:
+            inputs: some samples.
+            params: all parameters.
+            buffers: all buffers.
+            rules: what its operations are handed to (see `replay`).
+        """
         state = {**(self.params if params is None else params), **(self.buffers if buffers is None else buffers)}
+        if rules:
+            return output_tensor(replay(self.model, inputs, rules, state))
         args, keywords = ((), inputs) if isinstance(inputs, dict) else (inputs, {})
         dtype = next((value.dtype for value in state.values() if value.is_floating_point()), self.dtype)
         with running_model(dtype, self.device):
@@ -350,30 +364,6 @@ class Problem:
     def _probe(self, part: str) -> Batch:
         """The first samples of a part, few enough to evaluate several times."""
         return next(iter(self.batches(part, min(self.batch_size, PROBED_BATCH))))
-
-    def _check_outputs(self) -> Tensor:
-        """Forward passes on one batch: shapes, determinism, one sample independent of the others."""
-        inputs, targets = self._probe("train")
-        outputs = settle(self.model, inputs, lambda given: self._try_forward(given, "train"))
-        if outputs.ndim < 1 or len(outputs) != len(targets):
-            raise InputError(f"one output row per sample ({len(targets)})", f"outputs {tuple(outputs.shape)}", "model")
-        if not torch.isfinite(outputs).all():
-            fix = "Pass a network whose training did not diverge, or dtype=torch.float64 if its outputs overflow"
-            raise InputError("finite outputs", "NaN or infinity", "model, first batch of train", fix)
-        scale = outputs.abs().max().clamp_min(torch.finfo(self.dtype).tiny)
-        rounding = 1e3 * torch.finfo(self.dtype).eps
-        if ((self.forward(inputs) - outputs).abs().max() / scale) > rounding:
-            fix = "Switch off dropout and other randomness in the forward pass"
-            raise InputError("the same outputs from two forward passes", "outputs that differ", "model", fix)
-        half = (len(targets) + 1) // 2
-        if ((self.forward(cut(inputs, 0, half)) - outputs[:half]).abs().max() / scale) > rounding:
-            got = "outputs that change with the other samples of the batch"
-            fix = (
-                "Call model.eval(); normalise with running statistics, not with those of the batch; begin every pass "
-                "with the same state, where a module keeps one (a membrane, a cache)"
-            )
-            raise InputError("outputs that depend on their own sample only", got, "model", fix)
-        return outputs
 
     def _doubts(self, outputs: Tensor) -> tuple[str, ...]:
         """What is allowed and hardly meant; said once here."""

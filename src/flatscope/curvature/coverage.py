@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,13 +15,14 @@ import torch
 from torch import Tensor
 
 from flatscope.context import Context
-from flatscope.curvature.curved_operations import BendRecorder, find_bends, watched_in_parts
+from flatscope.curvature.checked_pass import SharedPass
+from flatscope.curvature.curved_operations import BendRecorder, find_bends, in_parts
 from flatscope.curvature.hessian_check import disagreeing_parameters
 from flatscope.curvature.memory import plan_for
 from flatscope.curvature.patches import weight_gradients
 from flatscope.curvature.per_sample_gradients import Flow, matrices, scale_gradients, vector_gradients
 from flatscope.curvature.second_derivative import refuse_wrong_second_derivative
-from flatscope.network.layers import Call, recorded
+from flatscope.network.layer_uses import LayerRecorder, LayerUse
 from flatscope.network.linearity import Linearity
 from flatscope.network.program import Structure
 from flatscope.params import Params, add_to
@@ -74,7 +74,7 @@ def _reading_of(structure: Structure, names: Iterable[str]) -> Reading:
                 continue
             length = use.input.shape[axes.get(use.weight, 0)] if use.input.shape else 1
             rows.setdefault(name, []).append(length / program.n_samples)
-            if not use.output.follows and name in linearity.reached:
+            if not use.follows and name in linearity.reached:
                 found.setdefault(name, "used inside an operation that cannot be followed")
             if use.kind == "lookup":
                 found.setdefault(name, "a lookup")
@@ -108,28 +108,29 @@ def find_curved(ctx: Context, bends: bool = False) -> dict[str, str]:
         ctx: the network.
         bends: whether the sweep also has columns at curved operations.
     """
-    refuse_wrong_second_derivative(ctx)
+    shared = SharedPass(ctx)
+    refuse_wrong_second_derivative(ctx, shared)
     found = ctx.structural(read)
     curved = {} if bends else dict(found.curved)
     for name, times in found.uses.items():
         if times > 1:
             curved.setdefault(name, f"{name} is used {times} times")
     curved = {**find_unswept(ctx), **curved}
-    curved |= disagreeing_parameters(ctx, curved, ctx.structural(find_bends) if bends else None)
+    curved |= disagreeing_parameters(shared, curved, ctx.structural(find_bends) if bends else None)
     return {name: curved[name] for name in ctx.problem.trainable if name in curved}
 
 
 def recorded_forward(
     ctx: Context, inputs: Inputs, bends: BendRecorder | None = None
-) -> tuple[Params, Tensor, list[Call]]:
+) -> tuple[Params, Tensor, list[LayerUse[Tensor]]]:
     """Run the network forward with every layer on its own view of its input; leaves, outputs, calls."""
     leaves = ctx.leaves()
     params = {**ctx.params, **leaves}
-    own_views = watched_in_parts(bends.follow) if bends else nullcontext()
-    samples = ctx.network.axes
-    with torch.enable_grad(), recorded(ctx.problem.model, params, True, samples) as recorder, own_views:
-        outputs = ctx.problem.forward(inputs, params)
-    return leaves, outputs, recorder.calls
+    recorder = LayerRecorder(params, True, ctx.network.axes)
+    own_views = [in_parts(bends.follow)] if bends else []
+    with torch.enable_grad():
+        outputs = ctx.forward(inputs, params, [*own_views, recorder.follow])
+    return leaves, outputs, recorder.uses
 
 
 def rows_per_sample(ctx: Context) -> dict[str, int]:
@@ -143,12 +144,12 @@ def rows_per_sample(ctx: Context) -> dict[str, int]:
 
 
 CHECKED_SAMPLES = 3
-Uses = list[list[Call]]
+Uses = list[list[LayerUse[Tensor]]]
 
 
-def uses_of(calls: list[Call]) -> Uses:
+def uses_of(calls: list[LayerUse[Tensor]]) -> Uses:
     """The calls whose flow was seen, those of one weight together."""
-    found: dict[tuple[str, str | None, str], list[Call]] = {}
+    found: dict[tuple[str, str | None, str], list[LayerUse[Tensor]]] = {}
     for call in calls:
         if call.edge is not None and not call.opaque and call.kind != "lookup":
             found.setdefault((call.weight, call.bias, call.kind), []).append(call)

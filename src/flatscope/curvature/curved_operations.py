@@ -149,8 +149,8 @@ def _moves(value: Tensor) -> bool:
     return value.is_floating_point() and value.requires_grad and not value.is_leaf
 
 
-def watched_in_parts(rule: Rule) -> watched:
-    """Hand every torch function inside the block to the rule; of attention the products and the softmax in it.
+def in_parts(rule: Rule) -> Rule:
+    """The rule for every operation; of attention for the products and the softmax in it.
 
     In one piece it would have a block between any two of queries, keys and values, and noise of them in every layer.
     """
@@ -163,7 +163,7 @@ def watched_in_parts(rule: Rule) -> watched:
                 return found
         return rule(op)
 
-    return watched(follow)
+    return follow
 
 
 def find_bends(ctx: Context) -> Places | None:
@@ -208,8 +208,8 @@ def _same(found: Tensor, expected: Tensor) -> bool:
 
 
 def _run(ctx: Context, inputs: Inputs, leaves: Params, rule: Rule) -> Tensor:
-    with torch.enable_grad(), watched_in_parts(rule):
-        outputs = ctx.forward(inputs, {**ctx.params, **leaves})
+    with torch.enable_grad():
+        outputs = ctx.forward(inputs, {**ctx.params, **leaves}, [in_parts(rule)])
     return outputs.detach()
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,7 +24,7 @@ from flatscope.curvature.patches import (
     output_matrix,
     weight_gradients,
 )
-from flatscope.network.layers import Call
+from flatscope.network.layer_uses import LayerUse
 from flatscope.params import Params
 
 GRADIENT_BYTES = 16 * 2**20
@@ -33,7 +34,7 @@ GRADIENT_BYTES = 16 * 2**20
 class Flow:
     """What passes the uses of one weight for one batch."""
 
-    calls: Sequence[Call]  # the uses
+    calls: Sequence[LayerUse[Tensor]]  # the uses
     columns: Sequence[Tensor]  # at the output of each use, (n, k, …)
     back: Tensor | None  # at the input of the only use, (n, k, …), where it was asked for
     signs: Tensor | None  # of the columns, (n, k)
@@ -95,7 +96,7 @@ def over_positions(values: Tensor, kind: str) -> Tensor:
     return values.flatten(3).sum(3) if values.ndim > 3 else values
 
 
-def by_positions(calls: Sequence[Call], weight: Tensor, k: int) -> bool:
+def by_positions(calls: Sequence[LayerUse[Any]], weight: Tensor, k: int) -> bool:
     """Whether a layer has so few positions against weights that t × t overlaps cost less than weight gradients."""
     call = calls[0]
     if call.kind not in ("dense", "conv") or int(call.settings.get("groups", 1)) > 1:

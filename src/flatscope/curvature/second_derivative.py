@@ -11,24 +11,30 @@ for the product.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from flatscope.context import Context
+from flatscope.curvature.checked_pass import (
+    CheckedPass,
+    SharedPass,
+    checked_pass,
+    in_precision,
+    loss_of,
+    picked,
+    telling_samples,
+)
 from flatscope.curvature.convolutions import FastConvolutions
-from flatscope.curvature.hessian_check import in_precision, picked, telling_samples
+from flatscope.curvature.held_constants import Constants
 from flatscope.errors import NotApplicable, missing_derivative
 from flatscope.formatting import some_of
 from flatscope.guards import own_settings
-from flatscope.network.operations import TO_PYTHON
-from flatscope.network.products import LOOKUP_ORDER
-from flatscope.network.watching import Operation, Rule, is_in_place, tensors_in, watched, with_tensors
+from flatscope.network.watching import Operation, Rule
 from flatscope.params import Params
 from flatscope.samples import Batch
 
@@ -73,9 +79,14 @@ class SecondDerivative:
     missing: NotApplicable | None = None
 
 
-def refuse_wrong_second_derivative(ctx: Context) -> None:
-    """Refuse curvature where autograd's second derivative is not that of the function, or there is none."""
-    found = _known(ctx, look_at_second_derivative)
+def refuse_wrong_second_derivative(ctx: Context, shared: SharedPass | None = None) -> None:
+    """Refuse curvature where autograd's second derivative is not that of the function, or there is none.
+
+    Args:
+        ctx: the network.
+        shared: a pass at the problem's own weights, which this check may share with others.
+    """
+    found = _known(ctx, look_at_second_derivative, shared)
     if found.missing:
         raise found.missing
     if found.wrong:
@@ -109,15 +120,20 @@ def refuse_wrong_jacobian_products(ctx: Context) -> None:
         )
 
 
-def look_at_second_derivative(ctx: Context) -> SecondDerivative:
-    """Compare a Hessian product with differences of the gradient, parameter by parameter, on a few samples."""
+def look_at_second_derivative(ctx: Context, shared: SharedPass | None = None) -> SecondDerivative:
+    """Compare a Hessian product with differences of the gradient, parameter by parameter, on a few samples.
+
+    Args:
+        ctx: the network.
+        shared: a pass at the same weights, which this check may share with others.
+    """
     found, left = SecondDerivative(), set(ctx.problem.trainable)
+    suspects: dict[str, None] = {}
     try:
         for attempt in range(ATTEMPTS):
-            batch = ctx.structural(telling_samples) if attempt == 0 else _other_samples(ctx, attempt)
-            with _suspects_noted(ctx) as suspects:
-                compared, wrong = _in_either_precision(ctx, partial(_compared, ctx, batch, attempt, suspects))
-            found.suspects = found.suspects or tuple(suspects)
+            batch = telling_samples(ctx) if attempt == 0 else _other_samples(ctx, attempt)
+            comparison = _Comparison(ctx, batch, attempt, suspects, shared if attempt == 0 else None)
+            compared, wrong = _in_either_precision(ctx, comparison.judged)
             found.wrong |= wrong
             found.checked |= bool(compared)
             left -= compared
@@ -127,6 +143,7 @@ def look_at_second_derivative(ctx: Context) -> SecondDerivative:
         found.missing = missing_derivative(problem)
         if found.missing is None:
             raise
+    found.suspects = tuple(suspects)
     return found
 
 
@@ -141,126 +158,129 @@ def _in_either_precision(ctx: Context, work: Callable[[Precision], T]) -> T:
     return work(SINGLE)
 
 
-def _compared(
-    ctx: Context, batch: Batch, attempt: int, suspects: dict[str, None], precision: Precision
-) -> tuple[set[str], dict[str, float]]:
-    """Parameters that could be compared, and those of them whose product is wrong, with how far off it is."""
-    gradient = partial(_gradient, ctx, batch, precision.dtype, _Constants())
-    direction = _direction(ctx, precision.dtype, attempt)
-    leaves, here = gradient({name: torch.zeros_like(v) for name, v in direction.items()}, suspects)
-    alive = {name: part for name, part in here.items() if part.requires_grad}
-    products = dict.fromkeys(here, torch.zeros(()).to(next(iter(direction.values()))))
-    if alive:
-        along = [direction[name] for name in alive]
-        made = torch.autograd.grad(list(alive.values()), list(leaves.values()), along, materialize_grads=True)
-        products = dict(zip(leaves, made, strict=True))
-    sides = _differences(gradient, here, direction, precision.steps[attempt])
-    lengths = {name: float(part.norm()) for name, part in products.items()}
-    least = ROUNDING * max(lengths.values(), default=0.0)
-    compared, wrong = set(), {}
-    for name, parts in sides.items():
-        central = (parts[-1] + parts[-2]) / 2
-        size, gap = float(central.norm()), float((products[name] - central).norm())
-        spread = max(float((one - other).norm()) for one in parts for other in parts)
-        if not spread <= max(precision.agreement * max(size, lengths[name]), least):
-            continue
-        compared.add(name)
-        if gap > SPREADS * spread + precision.tolerance * max(size, lengths[name]) + least:
-            wrong[name] = gap / max(size, least) if size else float("inf")
-    return compared, wrong
+@dataclass(frozen=True)
+class _Comparison:
+    """A Hessian product and differences of the gradient on some samples.
 
-
-def _differences(
-    gradient: Callable[..., tuple[Params, Params]], here: Params, direction: Params, steps: tuple[float, float]
-) -> dict[str, list[Tensor]]:
-    """Differences of the gradient from here to both sides, by steps of two sizes, the smaller one last."""
-    found: dict[str, list[Tensor]] = {name: [] for name in here}
-    for step in steps:
-        for signed in (step, -step):
-            _, there = gradient({name: signed * v for name, v in direction.items()})
-            for name, parts in found.items():
-                parts.append((there[name] - here[name].detach()) / signed)
-    return found
-
-
-def _gradient(
-    ctx: Context,
-    batch: Batch,
-    dtype: torch.dtype,
-    constants: _Constants,
-    move: Params,
-    suspects: dict[str, None] | None = None,
-) -> tuple[Params, Params]:
-    """Leaves and gradients of the loss of some samples by them, at weights that are moved a little.
-
-    Where suspects are noted, the gradients can be differentiated once more.
+    Attributes:
+        ctx: the network.
+        batch: the samples.
+        attempt: the number of this comparison, with steps and a direction of its own.
+        suspects: custom functions and hooks, which are noted here.
+        shared: the pass to differentiate twice, where other checks use it too.
     """
-    twice = suspects is not None
-    inputs, params, buffers = in_precision(ctx, batch[0], dtype)
-    targets = batch[1].to(dtype) if batch[1].is_floating_point() else batch[1]
-    leaves = {name: (params[name].detach() + step).requires_grad_() for name, step in move.items()}
-    with torch.enable_grad(), FastConvolutions():
-        with watched(constants.begun()):
-            loss = ctx.problem.loss(ctx.problem.forward(inputs, {**params, **leaves}, buffers), targets).mean()
-        if not loss.requires_grad:
-            return leaves, {name: torch.zeros_like(leaf) for name, leaf in leaves.items()}
-        if suspects is not None:
-            _note_custom_functions(loss, suspects)
-        found = torch.autograd.grad(loss, list(leaves.values()), create_graph=twice, materialize_grads=True)
-    return leaves, dict(zip(leaves, found, strict=True))
+
+    ctx: Context
+    batch: Batch
+    attempt: int
+    suspects: dict[str, None]
+    shared: SharedPass | None
+
+    def judged(self, precision: Precision) -> tuple[set[str], dict[str, float]]:
+        """Parameters that could be compared, and those of them whose product is wrong, with how far off it is.
+
+        In float64 one step to each side tells enough: of two sizes, so that no kink is as far away on both. What then
+        looks wrong is looked at once more with both steps to both sides.
+        """
+        constants = Constants()
+        run = self._twice_differentiable(precision, constants)
+        _note_custom_functions(run.loss, self.suspects)
+        direction = _direction(self.ctx, precision.dtype, self.attempt)
+        products = self._products(run, direction)
+        differences = _Differences(self.ctx, self.batch, run, direction, constants)
+        large, small = precision.steps[self.attempt]
+        if precision is DOUBLE:
+            compared, wrong = self._verdict(differences.along((large, -small)), products, precision)
+            if not wrong:
+                return compared, wrong
+        return self._verdict(differences.along((large, -large, small, -small)), products, precision)
+
+    def _twice_differentiable(self, precision: Precision, constants: Constants) -> CheckedPass:
+        rules: list[Rule] = [partial(_noting_hooks, self.suspects), constants.begun()]
+        if self.shared is not None and precision is DOUBLE:
+            return self.shared.of(rules=rules, in_loss=[constants.follow])
+        return checked_pass(self.ctx, self.batch, precision.dtype, None, rules, [constants.follow])
+
+    def _products(self, run: CheckedPass, direction: Params) -> Params:
+        alive = {name: part for name, part in run.gradients.items() if part.requires_grad}
+        products = dict.fromkeys(run.leaves, torch.zeros(()).to(next(iter(direction.values()))))
+        if alive:
+            along, leaves = [direction[name] for name in alive], list(run.leaves.values())
+            made = torch.autograd.grad(list(alive.values()), leaves, along, retain_graph=True, materialize_grads=True)
+            products = dict(zip(run.leaves, made, strict=True))
+        return products
+
+    def _verdict(
+        self, sides: dict[str, Sides], products: Params, precision: Precision
+    ) -> tuple[set[str], dict[str, float]]:
+        lengths = {name: float(part.norm()) for name, part in products.items()}
+        least = ROUNDING * max(lengths.values(), default=0.0)
+        compared, wrong = set(), {}
+        for name, side in sides.items():
+            size, gap = float(side.central.norm()), float((products[name] - side.central).norm())
+            spread = max(float((one - other).norm()) for one in side.all for other in side.all)
+            if not spread <= max(precision.agreement * max(size, lengths[name]), least):
+                continue
+            compared.add(name)
+            if gap > SPREADS * spread + precision.tolerance * max(size, lengths[name]) + least:
+                wrong[name] = gap / max(size, least) if size else float("inf")
+        return compared, wrong
 
 
-class _Constants:
-    """What passes take for constants: kept from the first of them, and given to the others in the same order."""
+class Sides(NamedTuple):
+    """Differences of one parameter's gradient to both sides: all of them, and the mean of the last two."""
 
-    def __init__(self) -> None:
-        self._kept: list[Any] = []
-        self._at, self._first, self._stopped = 0, True, False
-
-    def begun(self) -> Rule:
-        """The rule for the next pass."""
-        self._first = not self._kept
-        self._at, self._stopped = 0, False
-        return self._follow
-
-    def _follow(self, op: Operation) -> Any:
-        if op.name == "embedding" and torch.is_grad_enabled():
-            return self._looked_up(op)
-        if op.name == "set_grad_enabled":  # by no_grad and enable_grad, not by the forward of an autograd function
-            self._stopped = not op.args[0]
-            return op.run()
-        result = op.run()
-        if not (self._stopped or (torch.is_grad_enabled() and _is_constant(op, result))):
-            return result
-        written = op.args[0] if op.name == "setitem" or is_in_place(op) else None
-        found = result if written is None else written
-        if self._first:
-            self._kept.append(with_tensors(found, lambda value: value.detach().clone()))
-            return result
-        kept, self._at = self._kept[self._at], self._at + 1
-        if written is None:
-            return with_tensors(kept, torch.clone)
-        with torch.no_grad():
-            written.copy_(kept)
-        return result
-
-    def _looked_up(self, op: Operation) -> Any:
-        """A lookup gives the word of padding no gradient: what it looks up there is a constant."""
-        result, given = op.run(), op.named(*LOOKUP_ORDER)
-        if given.get("padding_idx") is None:
-            return result
-        if self._first:
-            self._kept.append(result.detach().clone())
-            return result
-        kept, self._at = self._kept[self._at], self._at + 1
-        padding = given["input"] == given["padding_idx"] % len(given["weight"])
-        return torch.where(padding.unsqueeze(-1), kept, result)
+    all: list[Tensor]
+    central: Tensor
 
 
-def _is_constant(op: Operation, result: Any) -> bool:
-    """Whether the result of an operation has no derivative: what is detached, and numbers of Python."""
-    read = op.name in TO_PYTHON and not any(True for _ in tensors_in(result))  # torch.complex gives a tensor
-    return read or op.name in ("detach", "data")
+class _Differences:
+    """Differences of the gradient along a direction, each step looked at once.
+
+    Args:
+        ctx: the network.
+        batch: some samples.
+        run: the pass at the weights themselves.
+        direction: in which they move.
+        constants: what that pass took for constants.
+    """
+
+    def __init__(self, ctx: Context, batch: Batch, run: CheckedPass, direction: Params, constants: Constants) -> None:
+        self._ctx, self._batch, self._run, self._direction = ctx, batch, run, direction
+        self._constants = constants
+        self._known: dict[float, Params] = {}
+
+    def along(self, steps: Sequence[float]) -> dict[str, Sides]:
+        """By parameter, for these steps; the mean of the last two is that of steps of the same length to both sides."""
+        parts = [self._difference(step) for step in steps]
+        before, last = steps[-2], steps[-1]
+        weight = abs(before) / (abs(before) + abs(last))
+        return {
+            name: Sides([part[name] for part in parts], weight * parts[-1][name] + (1 - weight) * parts[-2][name])
+            for name in self._run.gradients
+        }
+
+    def _difference(self, step: float) -> Params:
+        if step not in self._known:
+            there = self._gradient(step)
+            here = self._run.gradients
+            self._known[step] = {name: (there[name] - here[name].detach()) / step for name in here}
+        return self._known[step]
+
+    def _gradient(self, step: float) -> Params:
+        """Gradient of the loss of the samples at weights that are moved a little."""
+        (dtype,) = {leaf.dtype for leaf in self._run.leaves.values()}
+        inputs, params, buffers = in_precision(self._ctx, self._batch[0], dtype)
+        moved = {name: leaf.detach() + step * self._direction[name] for name, leaf in self._run.leaves.items()}
+        leaves = {name: value.requires_grad_() for name, value in moved.items()}
+        rules = [self._constants.begun()]
+        with torch.enable_grad(), FastConvolutions():
+            outputs = self._ctx.problem.forward(inputs, {**params, **leaves}, buffers, rules)
+            loss = loss_of(self._ctx, outputs, self._run.targets, [self._constants.follow])
+            if not loss.requires_grad:
+                return {name: torch.zeros_like(leaf) for name, leaf in leaves.items()}
+            found = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
+        return dict(zip(leaves, found, strict=True))
 
 
 def _direction(ctx: Context, dtype: torch.dtype, attempt: int) -> Params:
@@ -286,8 +306,8 @@ def _other_samples(ctx: Context, attempt: int) -> Batch:
 
 def _look_at_jacobian_products(ctx: Context) -> tuple[float, tuple[str, ...]]:
     """How far ⟨Jv, u⟩ by two backward passes is from ⟨v, Jᵀu⟩ by one where it is wrong, else 0; and the suspects."""
-    with _suspects_noted(ctx) as suspects:
-        found = _in_either_precision(ctx, partial(_jacobian_gap, ctx, ctx.structural(telling_samples), suspects))
+    suspects: dict[str, None] = {}
+    found = _in_either_precision(ctx, partial(_jacobian_gap, ctx, telling_samples(ctx), suspects))
     return found, tuple(suspects)
 
 
@@ -297,7 +317,8 @@ def _jacobian_gap(ctx: Context, batch: Batch, suspects: dict[str, None], precisi
     tensors, largest = list(leaves.values()), 0.0
     generator = ctx.generator("check of products with the Jacobian")
     with torch.enable_grad(), FastConvolutions():
-        outputs = ctx.problem.forward(inputs, {**params, **leaves}, buffers)
+        rules = [partial(_noting_hooks, suspects)]
+        outputs = ctx.problem.forward(inputs, {**params, **leaves}, buffers, rules)
         if not outputs.requires_grad:
             return 0.0
         _note_custom_functions(outputs, suspects)
@@ -318,24 +339,17 @@ def _jacobian_gap(ctx: Context, batch: Batch, suspects: dict[str, None], precisi
     return largest if largest > precision.tolerance / 100 else 0.0
 
 
-def _known(ctx: Context, look: Callable[[Context], Any]) -> Any:
+def _known(ctx: Context, look: Callable[..., Any], *shared: Any) -> Any:
     """What a look at the problem's own weights has found, made once for all weights that the network may have."""
     with own_settings():
-        return ctx.problem.facts.once(look, Context(ctx.problem))
+        return ctx.problem.facts.once(look, Context(ctx.problem), *shared)
 
 
-@contextmanager
-def _suspects_noted(ctx: Context) -> Iterator[dict[str, None]]:
-    """Inside the block hooks on gradients are noted, by the module whose forward sets them."""
-    suspects: dict[str, None] = {}
-
-    def follow(op: Operation) -> Any:
-        if op.name == "register_hook":
-            suspects[f"a hook on a gradient{f' in {op.module}' if op.module else ''}"] = None
-        return op.run()
-
-    with watched(follow):
-        yield suspects
+def _noting_hooks(suspects: dict[str, None], op: Operation) -> Any:
+    """Run one operation; hooks on gradients are noted, by the module whose forward sets them."""
+    if op.name == "register_hook":
+        suspects[f"a hook on a gradient{f' in {op.module}' if op.module else ''}"] = None
+    return op.run()
 
 
 def _note_custom_functions(tensor: Tensor, suspects: dict[str, None]) -> None:

@@ -34,7 +34,9 @@ from flatscope.curvature.per_sample_gradients import (
 from flatscope.curvature.random_signs import Signs
 from flatscope.curvature.sweep_result import BatchSums, Curvature
 from flatscope.errors import NotApplicable
-from flatscope.network.layers import Call, by_samples
+from flatscope.network.layer_uses import LayerUse, by_samples
+from flatscope.network.layers import layer_name
+from flatscope.network.operations import TABLE
 from flatscope.samples import Batch, cut, parts_of
 
 STREAM = "columns of the sweep"
@@ -43,45 +45,68 @@ NO_PLACES = Places()
 
 @dataclass(frozen=True)
 class SweepShape:
-    """What one sample takes: columns in all, columns of a draw, bytes of its graph and of one column."""
+    """What one sample takes: columns in all, columns of a draw, bytes of one column and of what is read from it."""
 
     columns: int
     per_draw: int
-    per_sample: float
     per_column: float
+    read: float
 
 
 def sweep_shape(ctx: Context) -> SweepShape:
-    """Measured on one and on two samples of the data."""
-    return ctx.structural(_measured_shape, dtype=ctx.problem.dtype)
+    """Read off the recorded program."""
+    return ctx.structural(_recorded_shape, dtype=ctx.problem.dtype)
 
 
-def _measured_shape(ctx: Context, dtype: torch.dtype) -> SweepShape:
-    inputs, targets = next(iter(ctx.batches(size=2)))
-    there = [*ctx.params.values(), *parts_of(inputs)]  # two samples are a view of all of them
-    known = {value.untyped_storage().data_ptr() for value in there}
-    several, _ = saved_bytes(lambda: recorded_forward(ctx, inputs), known)
-    one, (_, outputs, calls) = saved_bytes(lambda: recorded_forward(ctx, cut(inputs, 0, 1)), known)
-    root = output_root(ctx.problem.loss, outputs, targets[:1])
-    item = torch.finfo(dtype).bits // 8
-    sizes = [math.prod(call.output_shape[1:]) for call in calls]
+def _recorded_shape(ctx: Context, dtype: torch.dtype) -> SweepShape:
+    _, targets = next(iter(ctx.batches(size=1)))
+    root = output_root(ctx.problem.loss, ctx.problem.first_output.to(dtype), targets)
+    program, item = ctx.structure.program, torch.finfo(dtype).bits // 8
+    uses, n = ctx.structure.uses_by_samples(), program.n_samples
+    sizes = [math.prod(use.output_shape) // n for use in uses]
     most = ctx.effort.limits.most_columns_together
-    sizes += [c.input[0].numel() for c in calls if not c.opaque and _wanted_back(ctx, [c], 1, most)]
+    sizes += [math.prod(use.input.shape) // n for use in uses if not use.opaque and _wanted_back(ctx, [use], n, most)]
     patches = [
-        math.prod(call.output_shape[2:]) * ctx.params[call.weight][0].numel()
-        for call in calls
-        if call.kind != "batchnorm" and not call.opaque
+        math.prod(use.output_shape[2:]) * ctx.params[use.weight][0].numel()
+        for use in uses
+        if use.kind != "batchnorm" and not use.opaque
     ]
-    per_sample = max(several - one, one / 2) + item * (max(patches, default=0) + 2 * root.width)
-    return SweepShape(root.count, root.per_draw, per_sample, item * (2 * sum(sizes) + 2 * root.width))
+    read = item * (max(patches, default=0) + 2 * root.width)
+    return SweepShape(root.count, root.per_draw, item * (2 * sum(sizes) + 2 * root.width), read)
 
 
 def sweep_plan(ctx: Context, columns: int, bent: bool = False) -> Plan:
-    """How many samples and columns go together."""
+    """How many samples and columns go together.
+
+    What autograd keeps of a sample is no more than everything that is computed; it is measured where memory binds.
+    """
     shape = sweep_shape(ctx)
     # Curved operations have a graph of their own beside the network's, and columns of the size of its activations.
-    times = 2 if bent else 1
-    return plan_for(ctx, columns, times * shape.per_sample, times * shape.per_column)
+    times, limits = 2 if bent else 1, ctx.effort.limits
+    most = limits.kept_of_computed * ctx.structural(_computed_bytes)
+    plan = plan_for(ctx, columns, times * (most + shape.read), times * shape.per_column)
+    if plan.samples == ctx.problem.n_train and plan.columns == min(columns, limits.most_columns_together):
+        return plan
+    kept = ctx.structural(_kept_bytes, dtype=ctx.problem.dtype)
+    return plan_for(ctx, columns, times * (kept + shape.read), times * shape.per_column)
+
+
+def _computed_bytes(ctx: Context) -> float:
+    """Bytes of all numbers that are computed of one sample; infinite where some operation is not known."""
+    program = ctx.structure.program
+    if any(step.name not in TABLE for step in program.steps):
+        return math.inf
+    return program.held_bytes() / program.n_samples
+
+
+def _kept_bytes(ctx: Context, dtype: torch.dtype) -> float:
+    """Bytes that autograd keeps of one sample, measured on one and on two."""
+    inputs, _ = next(iter(ctx.batches(size=2)))
+    there = [*ctx.params.values(), *parts_of(inputs)]  # two samples are a view of all of them
+    known = {value.untyped_storage().data_ptr() for value in there}
+    several, _ = saved_bytes(lambda: recorded_forward(ctx, inputs), known)
+    one, _ = saved_bytes(lambda: recorded_forward(ctx, cut(inputs, 0, 1)), known)
+    return max(several - one, one / 2)
 
 
 def sweep_pass(
@@ -183,7 +208,7 @@ def gradient_flows(ctx: Context, batch: Batch, not_covered: dict[str, str]) -> I
     return _flows(ctx, [outputs], len(targets), uses, Columns(slope[None])) if uses else iter(())
 
 
-def _covered_uses(ctx: Context, calls: list[Call], not_covered: dict[str, str], n: int) -> Uses:
+def _covered_uses(ctx: Context, calls: list[LayerUse[Tensor]], not_covered: dict[str, str], n: int) -> Uses:
     """The calls of layers that are not left out.
 
     Samples that pass a layer in another way than those by which it was judged have no columns there.
@@ -191,7 +216,8 @@ def _covered_uses(ctx: Context, calls: list[Call], not_covered: dict[str, str], 
     covered = set(ctx.problem.trainable) - set(not_covered)
     for call in calls:
         if covered & {call.weight, call.bias} and (call.opaque or len(by_samples(call, n).input) != n):
-            raise NotApplicable(f"values of the samples decide how {call.layer} is used, differently in some batches")
+            layer = layer_name(call.weight, dict(ctx.problem.model.named_modules()))
+            raise NotApplicable(f"values of the samples decide how {layer} is used, differently in some batches")
     return [group for group in uses_of(calls) if covered & {group[0].weight, group[0].bias}]
 
 
@@ -226,15 +252,15 @@ def _flows(ctx: Context, given: list[Tensor], n: int, uses: Uses, block: Columns
             yield Flow([by_samples(call, n) for call, _ in reached], columns, sent, signs)
 
 
-def _wanted_back(ctx: Context, calls: Sequence[Call], n: int, k: int) -> bool:
+def _wanted_back(ctx: Context, uses: Sequence[LayerUse[Any]], n: int, k: int) -> bool:
     """Whether what k columns send to the input of a layer is asked for, beside what they send to its output."""
-    call = calls[0]
+    use = uses[0]
     return (
-        len(calls) == 1
-        and call.kind != "batchnorm"
-        and call.input.requires_grad
-        and len(call.input) == n
-        and by_positions(calls, ctx.params[call.weight], k)
+        len(uses) == 1
+        and use.kind != "batchnorm"
+        and use.input_follows
+        and use.input.shape[0] == n
+        and by_positions(uses, ctx.params[use.weight], k)
     )
 
 

@@ -21,9 +21,9 @@ from flatscope.context import Context, sample_margins
 from flatscope.curvature.memory import allowed
 from flatscope.curvature.operators import activations, batch_size
 from flatscope.errors import InputError, NotApplicable, UnknownNameError, refuse_unknown
-from flatscope.network.layers import Call, recorded
+from flatscope.network.layer_uses import LayerRecorder, LayerUse
 from flatscope.network.products import LAYER_CALLS
-from flatscope.network.watching import Operation, watched
+from flatscope.network.watching import Operation
 from flatscope.params import Params, count, on_stacked
 from flatscope.perturbation import FEW_SAMPLES, KEPT_BYTES, STACK_BYTES, agree, same_together
 from flatscope.samples import Inputs, cut, parts_of
@@ -188,8 +188,7 @@ def answered_forward(ctx: Context, inputs: Inputs, params: Params, answers: Para
         weight = op.named(*LAYER_CALLS[op.name][1])["weight"] if op.name in LAYER_CALLS else None
         return known[id(weight)] if id(weight) in known else op.run()
 
-    with watched(follow):
-        return ctx.forward(inputs, params)
+    return ctx.forward(inputs, params, [follow])
 
 
 def answers_of(ctx: Context, layers: Layers, directions: Params, inputs: Inputs) -> tuple[Params, Params]:
@@ -222,8 +221,7 @@ def answers_of(ctx: Context, layers: Layers, directions: Params, inputs: Inputs)
         along[weight] = torch.stack([op.function(**{**given, **move}) for move in moves])
         return output
 
-    with watched(follow):
-        ctx.forward(inputs)
+    ctx.forward(inputs, rules=[follow])
     return at_zero, along
 
 
@@ -265,22 +263,23 @@ def lines_at_once(ctx: Context, moved: tuple[str, ...]) -> int:
 def layers_ahead(ctx: Context, *, moved: tuple[str, ...]) -> Ahead:
     """The layers whose answer to w + rδ is known for all r from two evaluations; found on one forward pass."""
     params = {n: v.detach().requires_grad_() if n in moved else v.detach() for n, v in ctx.params.items()}
-    with torch.enable_grad(), recorded(ctx.problem.model, params) as recorder:
-        outputs = ctx.problem.forward(ctx.problem.example(), params)
-    uses = Counter(name for call in recorder.layer_calls for name in (call.weight, call.bias) if name)
-    calls = [call for call in recorder.layer_calls if _is_ahead(call, moved, uses)]
+    recorder = LayerRecorder(params)
+    with torch.enable_grad():
+        outputs = ctx.forward(ctx.problem.example(), params, [recorder.follow])
+    counts = Counter(name for use in recorder.of_layers for name in (use.weight, use.bias) if name)
+    uses = [use for use in recorder.of_layers if _is_ahead(use, moved, counts)]
     size = torch.finfo(ctx.problem.dtype).bits // 8
-    per_sample = sum(torch.Size(call.output_shape[1:]).numel() for call in calls)
+    per_sample = sum(torch.Size(use.output_shape[1:]).numel() for use in uses)
     end = get_gradient_edge(outputs).node if outputs.requires_grad else None
-    last = len(calls) == 1 and calls[0].edge is not None and calls[0].edge.node is end
-    layers = tuple((call.weight, call.bias if call.bias in moved else None) for call in calls)
+    last = len(uses) == 1 and uses[0].edge is not None and uses[0].edge.node is end
+    layers = tuple((use.weight, use.bias if use.bias in moved else None) for use in uses)
     return Ahead(layers, size * per_sample * ctx.problem.n_train, last)
 
 
-def _is_ahead(call: Call, moved: tuple[str, ...], uses: Counter[str]) -> bool:
-    moves = call.weight in moved or call.bias in moved
-    once = uses[call.weight] == 1 and (call.bias is None or uses[call.bias] == 1)
-    return moves and once and not (call.opaque or call.masked or call.kind == "lookup" or call.input.requires_grad)
+def _is_ahead(use: LayerUse[Tensor], moved: tuple[str, ...], counts: Counter[str]) -> bool:
+    moves = use.weight in moved or use.bias in moved
+    once = counts[use.weight] == 1 and (use.bias is None or counts[use.bias] == 1)
+    return moves and once and not (use.opaque or use.masked or use.kind == "lookup" or use.input.requires_grad)
 
 
 def _fits(ctx: Context, ahead: Ahead) -> bool:

@@ -21,7 +21,8 @@ from flatscope.measures.margins import from_log, positive_margin
 from flatscope.measures.path_norms import log_gradient_bound
 from flatscope.measures.sample_kinds import free_inputs, kinds_of_samples
 from flatscope.network.jumps import Jumps
-from flatscope.network.layers import Call, Layer, recorded
+from flatscope.network.layer_uses import LayerRecorder, LayerUse
+from flatscope.network.layers import Layer
 from flatscope.network.operations import TABLE
 from flatscope.network.products import LAYER_CALLS
 from flatscope.network.stretch_rules import Stretches, entrywise, matrix_norm, operator_norm
@@ -199,16 +200,17 @@ def layer_norms(ctx: Context) -> dict[str, float]:
 
     A larger input has no smaller norm: zeros around a smaller one change nothing.
     """
-    calls: dict[str, list[Call]] = {}
-    with torch.no_grad(), recorded(ctx.problem.model, ctx.params) as recorder:
+    recorder = LayerRecorder(ctx.params)
+    with torch.no_grad():
         for inputs in kinds_of_samples(ctx, everything=False):
-            ctx.forward(inputs)
-    for call in recorder.layer_calls:
-        calls.setdefault(call.layer, []).append(call)
-    return {layer.name: _layer_norm(ctx, layer, calls.get(layer.name, [])) for layer in ctx.network}
+            ctx.forward(inputs, rules=[recorder.follow])
+    uses: dict[str, list[LayerUse[Tensor]]] = {}
+    for use in recorder.of_layers:
+        uses.setdefault(use.weight, []).append(use)
+    return {layer.name: _layer_norm(ctx, layer, uses.get(layer.weight, [])) for layer in ctx.network}
 
 
-def _layer_norm(ctx: Context, layer: Layer, calls: list[Call]) -> float:
+def _layer_norm(ctx: Context, layer: Layer, calls: list[LayerUse[Tensor]]) -> float:
     weight = ctx.params[layer.weight].detach().double()
     if layer.kind in ("dense", "lookup"):
         return matrix_norm(weight)

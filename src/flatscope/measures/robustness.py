@@ -14,7 +14,7 @@ from flatscope.context import Context, sample_margins
 from flatscope.curvature.random_signs import Signs
 from flatscope.errors import NotApplicable, refuse_unless_whole
 from flatscope.limits import STANDARD
-from flatscope.network.layers import Call, recorded
+from flatscope.network.layer_uses import LayerRecorder, LayerUse
 from flatscope.network.stretch_rules import matrix_norm
 from flatscope.noise import wilson
 from flatscope.perturbation import checked_levels
@@ -213,10 +213,11 @@ def input_sensitivity(ctx: Context) -> Value:
     for inputs, targets in ctx.share():
         x = _numbers(inputs).detach().requires_grad_()
         params = {name: value.detach() for name, value in ctx.params.items()}
-        with torch.enable_grad(), recorded(ctx.problem.model, params) as recorder:
-            outputs = as_rows(ctx.problem.forward(x, params))  # (n, C)
-        first = recorder.layer_calls[0] if recorder.layer_calls else None
-        refusal = refusal or _why_no_bound(first, recorder.layer_calls, x)
+        recorder = LayerRecorder(params)
+        with torch.enable_grad():
+            outputs = as_rows(ctx.forward(x, params, [recorder.follow]))  # (n, C)
+        first = recorder.of_layers[0] if recorder.of_layers else None
+        refusal = refusal or _why_no_bound(ctx, first, recorder.of_layers, x)
         reached = [x] if refusal or first is None or first.edge is None else [x, first.edge]
         squares = torch.zeros(len(reached), len(targets), dtype=torch.float64)
         if sampled:
@@ -254,17 +255,18 @@ def _squares_along(outputs: Tensor, x: Tensor, vectors: Tensor) -> Tensor:
     return as_rows(gradient.double()).square().sum(1).cpu()
 
 
-def _why_no_bound(first: Call | None, calls: list[Call], x: Tensor) -> str:
+def _why_no_bound(ctx: Context, first: LayerUse[Tensor] | None, uses: list[LayerUse[Tensor]], x: Tensor) -> str:
     if first is None:
         return "no layer was found"
+    name = next((layer.name for layer in ctx.network if layer.weight == first.weight), first.weight)
     if first.kind != "dense" or first.opaque:
-        return f"the first layer, {first.layer}, is not dense"
+        return f"the first layer, {name}, is not dense"
     if first.input.ndim != 2:
-        return f"the first layer, {first.layer}, is applied at many positions"
+        return f"the first layer, {name}, is applied at many positions"
     if first.input.shape != as_rows(x).shape or not torch.equal(first.input, as_rows(x)):
-        return f"the input reaches the first layer, {first.layer}, changed"
-    if sum(call.weight == first.weight for call in calls) > 1:
-        return f"the weight of the first layer, {first.layer}, is used more than once"
+        return f"the input reaches the first layer, {name}, changed"
+    if sum(use.weight == first.weight for use in uses) > 1:
+        return f"the weight of the first layer, {name}, is used more than once"
     return ""
 
 

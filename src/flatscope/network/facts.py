@@ -26,10 +26,10 @@ class KnownFacts:
         self.uncovered: dict[str, str] = {}
         self.structure: Structure | None = None
 
-    def once(self, find: Callable[..., T], subject: Any, **options: Any) -> T:
-        """`find(subject, **options)`, computed once whatever the subject: a problem, or a context of it."""
+    def once(self, find: Callable[..., T], *subject: Any, **options: Any) -> T:
+        """`find(*subject, **options)`, computed once whatever the subject: a problem, or a context of it."""
         key = (f"{find.__module__}.{find.__qualname__}", tuple(sorted(options.items())))
         if key not in self._known:
-            self._known[key] = find(subject, **options)
+            self._known[key] = find(*subject, **options)
         found: T = self._known[key]
         return found

@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from flatscope.network.products import LAYER_CALLS, NORM_ORDER, masked_name
+from flatscope.network.layer_uses import LayerUse, Names, layer_use
+from flatscope.network.products import LAYER_CALLS, masked_name
 from flatscope.network.watching import ABOUT, Operation, Rule, instances_in, is_in_place, place_of, replay
 from flatscope.params import Params
 from flatscope.samples import Inputs, axis_of_samples, output_tensor, parts_of, rows_of_inputs
@@ -74,21 +75,6 @@ class Step:
 
 
 @dataclass(frozen=True)
-class LayerUse:
-    """One use of a weight by a layer's operation, or of a BatchNorm's scale."""
-
-    step: Step
-    weight: str
-    bias: str | None
-    kind: str  # "dense", "conv", "transposed", "lookup" or "batchnorm"
-    input: Slot
-    output: Slot
-    settings: dict[str, Any] = field(hash=False)  # stride, padding, dilation, groups of a convolution
-    masked: bool  # whether a fixed mask holds some entries of the weight at zero
-    opaque: bool  # whether the weight is read through a view of it, such as a tied transpose
-
-
-@dataclass(frozen=True)
 class Program:
     """The operations of one forward pass in order.
 
@@ -108,9 +94,21 @@ class Program:
     parameters: dict[str, int]  # the memory of each parameter
     n_samples: int
 
-    def layer_uses(self) -> list[LayerUse]:
+    def layer_uses(self) -> list[LayerUse[Slot]]:
         """Uses of weights by layers and of BatchNorm's scales, in forward order."""
-        return [use for step in self.steps if (use := layer_use(step, self.parameters)) is not None]
+        owners = {memory: name for name, memory in self.parameters.items()}
+        names = Names(
+            lambda value: value.parameter if isinstance(value, Slot) and not value.masked else None,
+            lambda value: value.parameter if isinstance(value, Slot) and value.masked else None,
+            lambda value: owners.get(value.memory) if isinstance(value, Slot) else None,
+        )
+        found = []
+        for step in self.steps:
+            use = None if step.transformed or not step.results else layer_use(step, names)
+            if use is not None:
+                (output, *_) = step.results
+                found.append(replace(use, output_shape=output.shape, follows=output.follows, step=step.index))
+        return found
 
     def transformed(self) -> dict[str, str]:
         """{weight: place} of those that a layer's operation reads inside torch.func."""
@@ -134,31 +132,6 @@ class Program:
                     size = slot.dtype.itemsize * torch.Size(slot.shape).numel()
                     sizes[slot.memory] = max(sizes.get(slot.memory, 0), size)
         return sum(sizes.values())
-
-
-def layer_use(step: Step, parameters: dict[str, int]) -> LayerUse | None:
-    """The use of a weight that a step is; None for any other step.
-
-    Args:
-        step: any step.
-        parameters: the memory of each parameter.
-    """
-    kind, order = LAYER_CALLS.get(step.name, ("batchnorm", NORM_ORDER))
-    if (step.name not in LAYER_CALLS and step.name != "batch_norm") or step.transformed or not step.results:
-        return None
-    given = step.named(*order)
-    weight, bias = given.get("weight"), given.get("bias")
-    if not isinstance(weight, Slot):
-        return None
-    viewed = next((name for name, memory in parameters.items() if memory == weight.memory), None)
-    name = weight.parameter or (viewed if kind != "batchnorm" else None)
-    if name is None:
-        return None
-    names = {"conv": order[3:], "transposed": order[3:], "batchnorm": ("eps",)}.get(kind, ())
-    settings = {setting: given.get(setting) for setting in names if setting in given}
-    biased = bias.parameter if isinstance(bias, Slot) and not bias.masked else None
-    masked, opaque = weight.masked, weight.parameter is None
-    return LayerUse(step, name, biased, kind, given["input"], step.results[0], settings, masked, opaque)
 
 
 def slots_in(tree: Any) -> Iterator[Slot]:
@@ -298,12 +271,22 @@ class Structure:
             found.setdefault(use.weight, set()).add(axis)
         return {weight: axes.pop() for weight, axes in found.items() if len(axes) == 1 and axes != {0}}
 
-    def _pairs(self) -> list[tuple[LayerUse, LayerUse]] | None:
+    def uses_by_samples(self) -> list[LayerUse[Slot]]:
+        """The uses of the first pass, as they are with the samples in front."""
+        axes = self.axes
+        return [_by_samples(use, axes.get(use.weight, 0)) for use in self.program.layer_uses()]
+
+    def _pairs(self) -> list[tuple[LayerUse[Slot], LayerUse[Slot]]] | None:
         """The uses of both passes side by side; None where the passes use other layers."""
         return paired(self.program, self.wider)
 
 
-def paired(program: Program, wider: Program) -> list[tuple[LayerUse, LayerUse]] | None:
+def _by_samples(use: LayerUse[Slot], axis: int) -> LayerUse[Slot]:
+    shapes = [(shape[axis], *shape[:axis], *shape[axis + 1 :]) for shape in (use.input.shape, use.output_shape) if axis]
+    return replace(use, input=replace(use.input, shape=shapes[0]), output_shape=shapes[1]) if axis else use
+
+
+def paired(program: Program, wider: Program) -> list[tuple[LayerUse[Slot], LayerUse[Slot]]] | None:
     """The uses of weights of two passes side by side; None where the passes use other weights."""
     uses, others = program.layer_uses(), wider.layer_uses()
     if [use.weight for use in uses] != [use.weight for use in others]:
@@ -355,13 +338,13 @@ def structure_of(first: Recording, other: Recording) -> Structure:
     mixing = set()
     for use, moved in pairs:
         axis = structure.axes.get(use.weight, 0)
-        here, there = first.received.get(use.step.index), other.received.get(moved.step.index)
+        here, there = first.received.get(use.step), other.received.get(moved.step)
         if here is None or there is None or not _same_rows(use, here, there, axis, program.n_samples):
             mixing.add(use.weight)
     return replace(structure, mixing=frozenset(mixing))
 
 
-def _same_rows(use: LayerUse, here: Tensor, there: Tensor, axis: int, n: int) -> bool:
+def _same_rows(use: LayerUse[Slot], here: Tensor, there: Tensor, axis: int, n: int) -> bool:
     """True where each row is of one sample: the samples in reverse then have the same rows in reverse."""
     if axis and here.ndim > axis + 1:
         here, there = here.movedim(axis, 0), there.movedim(axis, 0)

@@ -10,8 +10,8 @@ Also the check behind every rewriting of a network: it must still be the same fu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -93,10 +93,11 @@ def place_of(name: str, within: str, module: str) -> str:
 Rule = Callable[[Operation], Any]
 
 
-def replay(model: nn.Module, inputs: Inputs, rule: Rule, params: Params | None = None) -> Any:
-    """Run `model` on `inputs` (at `params`, if given), with `rule` in the place of every torch operation.
+def replay(model: nn.Module, inputs: Inputs, rules: Rule | Sequence[Rule], params: Params | None = None) -> Any:
+    """Run `model` on `inputs` (at `params`, if given), with a rule in the place of every torch operation.
 
-    A rule that returns `operation.run()` changes nothing. What a rule itself calls is not watched.
+    A rule that returns `operation.run()` changes nothing. What a rule itself calls it does not see. Of several rules
+    the first sees what the network calls, and each of the others what the one before it calls.
     """
     handles, stack = [], [""]
 
@@ -112,7 +113,9 @@ def replay(model: nn.Module, inputs: Inputs, rule: Rule, params: Params | None =
     first = next((value for value in weights if value.is_floating_point()), torch.empty(0))
     token = _MODULES.set(stack)
     try:
-        with running_model(first.dtype, first.device), watched(rule):
+        with running_model(first.dtype, first.device), ExitStack() as stack_of_rules:
+            for rule in reversed(rules if isinstance(rules, Sequence) else [rules]):
+                stack_of_rules.enter_context(watched(rule))
             if params is None:
                 return model(*positional, **keywords)
             return called_with(model, params, tied_names(model), positional, keywords)

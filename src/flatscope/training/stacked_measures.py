@@ -24,7 +24,8 @@ from flatscope.errors import InputError, refuse_unknown
 from flatscope.guards import own_settings
 from flatscope.loss import as_loss
 from flatscope.measuring import measure
-from flatscope.network.layers import Call, Layer
+from flatscope.network.layer_uses import LayerUse
+from flatscope.network.layers import Layer
 from flatscope.problem import Problem
 from flatscope.training.stacked_layers import StackedNetwork, Weights
 from flatscope.training.trials import StackSamples
@@ -235,7 +236,7 @@ def _forms(layer: Layer) -> Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Ten
 
     def summed(x: Tensor, s: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         shape = (len(x), *s.shape[2:])
-        flow = Flow([Call(layer.name, layer.weight, None, layer.kind, layer.settings, x, shape, None)], [s], None, None)
+        flow = Flow([LayerUse(layer.weight, None, layer.kind, x, shape, layer.settings)], [s], None, None)
         forms = weight_forms(flow, *matrices(flow, weight), weight, False)
         return forms.trace.double().sum(), forms.relative.double().sum(), forms.along.square().double().sum((0, 1))
 

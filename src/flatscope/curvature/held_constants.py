@@ -1,0 +1,65 @@
+"""What a network takes for a constant, held as it was at the weights themselves while the weights are moved."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from flatscope.network.operations import TO_PYTHON
+from flatscope.network.products import LOOKUP_ORDER
+from flatscope.network.watching import Operation, Rule, is_in_place, tensors_in, with_tensors
+
+
+class Constants:
+    """What passes take for constants: kept from the first of them, and given to the others in the same order."""
+
+    def __init__(self) -> None:
+        self._kept: list[Any] = []
+        self._at, self._first, self._stopped = 0, True, False
+
+    def begun(self) -> Rule:
+        """The rule for the next pass."""
+        self._first = not self._kept
+        self._at, self._stopped = 0, False
+        return self.follow
+
+    def follow(self, op: Operation) -> Any:
+        """Run one operation, or give what it was in the first pass."""
+        if op.name == "embedding" and torch.is_grad_enabled():
+            return self._looked_up(op)
+        if op.name == "set_grad_enabled":  # by no_grad and enable_grad, not by the forward of an autograd function
+            self._stopped = not op.args[0]
+            return op.run()
+        result = op.run()
+        if not (self._stopped or (torch.is_grad_enabled() and _is_constant(op, result))):
+            return result
+        written = op.args[0] if op.name == "setitem" or is_in_place(op) else None
+        found = result if written is None else written
+        if self._first:
+            self._kept.append(with_tensors(found, lambda value: value.detach().clone()))
+            return result
+        kept, self._at = self._kept[self._at], self._at + 1
+        if written is None:
+            return with_tensors(kept, torch.clone)
+        with torch.no_grad():
+            written.copy_(kept)
+        return result
+
+    def _looked_up(self, op: Operation) -> Any:
+        """A lookup gives the word of padding no gradient: what it looks up there is a constant."""
+        result, given = op.run(), op.named(*LOOKUP_ORDER)
+        if given.get("padding_idx") is None:
+            return result
+        if self._first:
+            self._kept.append(result.detach().clone())
+            return result
+        kept, self._at = self._kept[self._at], self._at + 1
+        padding = given["input"] == given["padding_idx"] % len(given["weight"])
+        return torch.where(padding.unsqueeze(-1), kept, result)
+
+
+def _is_constant(op: Operation, result: Any) -> bool:
+    """Whether the result of an operation has no derivative: what is detached, and numbers of Python."""
+    read = op.name in TO_PYTHON and not any(True for _ in tensors_in(result))  # torch.complex gives a tensor
+    return read or op.name in ("detach", "data")

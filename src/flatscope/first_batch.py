@@ -1,0 +1,144 @@
+"""What is tried out on the first samples: outputs, loss, and whether every pass computes the same function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from flatscope.errors import InputError, first_line
+from flatscope.loss import Loss
+from flatscope.network.passes import held_by, keep_out, put_back
+from flatscope.samples import Batch, Inputs, copies, cut, parts_of
+
+CHANNELS = (1, 3, 4)  # of images
+
+
+def checked_outputs(
+    model: nn.Module,
+    probe: Batch,
+    dtype: torch.dtype,
+    try_out: Callable[[Inputs], Tensor],
+    run: Callable[[Inputs], Tensor],
+) -> Tensor:
+    """Outputs of a few samples, after passes that show shapes, determinism, and each sample by itself.
+
+    Args:
+        model: the network, which takes a hook where it needs one.
+        probe: the samples.
+        dtype: in which they are computed.
+        try_out: a forward pass that says what a failing one may lack.
+        run: a forward pass.
+    """
+    inputs, targets = probe
+    outputs = settle(model, inputs, try_out)
+    if outputs.ndim < 1 or len(outputs) != len(targets):
+        raise InputError(f"one output row per sample ({len(targets)})", f"outputs {tuple(outputs.shape)}", "model")
+    if not torch.isfinite(outputs).all():
+        fix = "Pass a network whose training did not diverge, or dtype=torch.float64 if its outputs overflow"
+        raise InputError("finite outputs", "NaN or infinity", "model, first batch of train", fix)
+    scale = outputs.abs().max().clamp_min(torch.finfo(dtype).tiny)
+    rounding = 1e3 * torch.finfo(dtype).eps
+    if ((run(inputs) - outputs).abs().max() / scale) > rounding:
+        fix = "Switch off dropout and other randomness in the forward pass"
+        raise InputError("the same outputs from two forward passes", "outputs that differ", "model", fix)
+    half = (len(targets) + 1) // 2
+    if ((run(cut(inputs, 0, half)) - outputs[:half]).abs().max() / scale) > rounding:
+        got = "outputs that change with the other samples of the batch"
+        fix = (
+            "Call model.eval(); normalise with running statistics, not with those of the batch; begin every pass "
+            "with the same state, where a module keeps one (a membrane, a cache)"
+        )
+        raise InputError("outputs that depend on their own sample only", got, "model", fix)
+    return outputs
+
+
+def refuse_hidden_uses(model: nn.Module, outputs: Tensor) -> None:
+    """Parameters that a forward pass finds elsewhere than in its modules, such as in a list, would count as constants.
+
+    Args:
+        model: the network.
+        outputs: of a pass with other tensors in the places of its parameters.
+    """
+    parameters = {name: value for name, value in model.named_parameters() if value.requires_grad}
+    with torch.enable_grad():
+        total = outputs.sum()
+    if not total.requires_grad or not parameters:
+        return
+    found = torch.autograd.grad(total, list(parameters.values()), allow_unused=True, retain_graph=True)
+    for name, gradient in zip(parameters, found, strict=True):
+        if gradient is not None:
+            fix = "Read it as an attribute of its module in forward, or keep it in an nn.ParameterList"
+            raise InputError("parameters that are read from their modules", "another way to this one", name, fix)
+
+
+def failing_module(model: nn.Module, inputs: Inputs) -> str:
+    """Name of the innermost module whose forward raises on these inputs."""
+    entered: list[str] = []
+    handles = []
+    for name, module in model.named_modules():
+        handles.append(module.register_forward_pre_hook(lambda _m, _a, name=name: entered.append(name)))
+        handles.append(module.register_forward_hook(lambda _m, _a, _o: entered.pop() and None))
+    try:
+        model(**inputs) if isinstance(inputs, dict) else model(*parts_of(inputs))
+    except Exception:
+        return f"layer {entered[-1]}" if entered and entered[-1] else "model"
+    finally:
+        for handle in handles:
+            handle.remove()
+    return "model"
+
+
+def input_fix(inputs: Inputs) -> str:
+    """What to do with inputs on which a network fails: images of bytes and channels that come last are recognised."""
+    steps = []
+    for part in parts_of(inputs):
+        if part.ndim == 4 and part.shape[3] in CHANNELS and part.shape[1] not in CHANNELS:
+            steps.append("its channels come last, so pass x.permute(0, 3, 1, 2)")
+        if part.dtype == torch.uint8:
+            steps.append("these are bytes, so pass x.float() / 255, scaled as in training")
+    return f"Check the inputs: {'; '.join(dict.fromkeys(steps))}" if steps else "Check the input shape and dtype"
+
+
+def refuse_failing_loss(loss: Loss, outputs: Tensor, targets: Tensor, part: str) -> None:
+    """A loss that fails, or has another value than a finite one for some sample."""
+    try:
+        losses = loss(outputs, targets)
+    except InputError:
+        raise
+    except Exception as problem:
+        expected = "a loss that takes these outputs and targets"
+        got = f"outputs {tuple(outputs.shape)} and {targets.dtype} targets {tuple(targets.shape)}, on which it fails"
+        raise InputError(expected, f"{got} ({first_line(problem)})", f"{part}, loss {loss.name}") from problem
+    if not losses.isfinite().all():
+        fix = "Pass a network whose training did not diverge, or dtype=torch.float64 if the loss overflows"
+        raise InputError("finite losses", "NaN or infinity", f"{part}, loss {loss.name}", fix)
+
+
+def settle(model: nn.Module, inputs: Inputs, run: Callable[[Inputs], Tensor]) -> Tensor:
+    """Let every pass of a network of ours leave its inputs, which are the user's, and its modules as they are; outputs.
+
+    What modules keep is put back only where a pass does not depend on what the one before it left: a network with a
+    memory computes no one function.
+
+    Args:
+        model: the network, which takes a hook where it needs one.
+        inputs: some samples.
+        run: a forward pass on such inputs.
+    """
+    before, given = held_by(model), copies(inputs)
+    outputs = run(given)
+    now = held_by(model)
+    if any(part._version for part in parts_of(given)):
+        model.register_forward_pre_hook(
+            lambda _, args, words: (copies(args), {name: part.clone() for name, part in words.items()}),
+            with_kwargs=True,
+        )
+    kept = [name for name in before.keys() | now.keys() if name not in before or not before[name].same(now.get(name))]
+    if not kept:
+        return outputs
+    if torch.equal(run(copies(inputs)), outputs):
+        put_back(model, kept, before)
+        keep_out(model, kept)
+    return run(copies(inputs))  # as every pass from now on
