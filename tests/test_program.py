@@ -143,6 +143,27 @@ def problem_of(model: nn.Module) -> fs.Problem:
     return fs.Problem(model, (x, torch.randint(0, 2, (40,), generator=generator)))
 
 
+def test_the_first_passes_record_what_the_network_runs_from_then_on() -> None:
+    """Three views of one pass see nothing of each other."""
+
+    class Encoder(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.layer, self.last = nn.TransformerEncoderLayer(4, 2, 8, batch_first=True), nn.Linear(4, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            """Samples (n, positions, 4)."""
+            return self.last(self.layer(x).mean(1))
+
+    for model, shape in ((Net(functional.relu).float(), (3,)), (Encoder().eval(), (5, 4))):
+        problem = fs.Problem(model, (torch.randn(6, *shape), torch.arange(6) % 2))
+        first, again = problem.structure.program, record(problem.model, problem.example(), problem.leaves())
+        assert [(step.name, step.module, step.within) for step in first.steps] == [
+            (step.name, step.module, step.within) for step in again.steps
+        ]
+
+
 def test_copies_with_other_weights_share_what_was_read() -> None:
     problem = problem_of(Net(functional.relu))
     structure = problem.structure

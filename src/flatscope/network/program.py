@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._C import DisableTorchFunction
 
 from flatscope.network.layer_uses import LayerUse, Names, layer_use
 from flatscope.network.products import LAYER_CALLS, masked_name
@@ -194,14 +195,18 @@ class ProgramRecorder:
         """Run one operation and record it; questions about shape or type are no steps."""
         if op.name in ABOUT:
             return self._rule(op)
-        args, kwargs = self._tree(op.args), self._tree(op.kwargs)  # as they are before one of them is written to
-        tensors = op.tensors
-        before = [self._version(value) for value in tensors]
+        with DisableTorchFunction():  # what is looked up here is no operation of the network
+            args, kwargs = self._tree(op.args), self._tree(op.kwargs)  # as they are before one of them is written to
+            versions = [(value, self._version(value)) for value in op.tensors]
         result = self._rule(op)
-        changed = [value for value, version in zip(tensors, before, strict=True) if self._version(value) != version]
-        if op.name == "setitem" or is_in_place(op):
-            changed = changed or tensors
-        written = self._slot(changed[0]) if changed else None
+        with DisableTorchFunction():
+            changed = [value for value, version in versions if self._version(value) != version]
+            if op.name == "setitem" or is_in_place(op):
+                changed = changed or op.tensors
+            self._record(op, args, kwargs, result, self._slot(changed[0]) if changed else None)
+        return result
+
+    def _record(self, op: Operation, args: Any, kwargs: Any, result: Any, written: Slot | None) -> None:
         results = tuple(slots_in(self._tree(result)))
         inside = torch._C._functorch.maybe_current_level() != self._level
         stopped = not torch.is_grad_enabled()
@@ -209,7 +214,6 @@ class ProgramRecorder:
         self._steps.append(step)
         if self._keep is not None:
             self._keep(step, op, result)
-        return result
 
     def _tree(self, value: Any) -> Any:
         """The same nested structure with slots for tensors, and words for what is neither a number nor a setting."""

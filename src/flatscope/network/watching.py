@@ -46,7 +46,7 @@ ABOUT = frozenset((
     "len", "is_floating_point", "is_complex", "is_cuda", "is_contiguous", "is_leaf", "is_sparse", "is_nested",
     "is_quantized", "is_mps", "is_xpu", "is_meta", "grad_fn", "names", "itemsize", "nbytes", "element_size",
     "storage_offset", "get_device", "result_type", "version", "output_nr", "is_inference", "is_signed",
-    "data_ptr", "untyped_storage", "is_conj", "is_neg",
+    "data_ptr", "untyped_storage", "is_conj", "is_neg", "requires_grad",
 ))
 # fmt: on
 _PLAIN_NAMES = {spelling: name for name, spellings in _SPELLINGS.items() for spelling in spellings.split()}
