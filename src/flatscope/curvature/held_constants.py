@@ -11,7 +11,7 @@ from flatscope.network.products import LOOKUP_ORDER
 from flatscope.network.watching import Operation, Rule, is_in_place, tensors_in, with_tensors
 
 
-class Constants:
+class HeldConstants:
     """What passes take for constants: kept from the first of them, and given to the others in the same order."""
 
     def __init__(self) -> None:
