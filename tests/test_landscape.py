@@ -120,7 +120,7 @@ def test_shared_weights_and_two_layers_on_the_input(space: str) -> None:
     ctx = fs.Context(tiny.problem(initial=None))
     if space == "weights":
         _, (first, second) = drawn(tiny, "gaussian")
-        surface = fs.landscape(ctx.problem, grid=3)
+        surface = fs.landscape(ctx.problem, directions="gaussian", grid=3)
         expected, _ = naive_plane(tiny.model, first, second, surface.axes[0], tiny.x, tiny.y)
         torch.testing.assert_close(surface.loss, expected, rtol=1e-11, atol=1e-12)
     else:
@@ -132,7 +132,7 @@ def test_shared_weights_and_two_layers_on_the_input(space: str) -> None:
 @pytest.mark.parametrize("space", ["weights", "psi"])
 def test_networks_with_walls_and_sequences(build: Any, space: str) -> None:
     tiny = build()
-    surface = fs.landscape(tiny.problem(), space, grid=3, relative=True)
+    surface = fs.landscape(tiny.problem(), space, "gaussian", grid=3, relative=True)
     assert surface.centre == pytest.approx(fs.Context(tiny.problem()).scores().loss, rel=1e-12)
     assert float(surface.loss.std()) > 0
     if space == "weights":
@@ -180,9 +180,23 @@ def test_gaussian_directions_are_orthogonal_of_the_stated_length_and_not_one_sid
     assert float(second.norm()) == pytest.approx(0.05 * math.sqrt(m), rel=1e-12)
     assert abs(float(first @ second)) < 1e-12
     assert abs(float(first.mean() / first.std())) < 5 / math.sqrt(m)
-    surface = fs.landscape(tiny.problem(), grid=3, relative=True)
+    surface = fs.landscape(tiny.problem(), directions="gaussian", grid=3, relative=True)
     weights = math.sqrt(sum(float(v.square().sum()) for v in ctx.trainable.values()))
     assert surface.meta["lengths"] == pytest.approx([0.05 * weights] * 2, rel=1e-12)
+
+
+def test_the_default_is_what_the_page_recommends() -> None:
+    problem = networks.mlp().problem()
+    default, chosen = fs.landscape(problem, grid=3), fs.landscape(problem, directions="filter", grid=3)
+    assert default.directions == "filter"
+    assert torch.equal(default.loss, chosen.loss)
+    assert fs.landscape(problem, "psi", grid=3, relative=True).directions == "gaussian"
+
+
+@pytest.mark.parametrize("change", [{"noise": 0.1}, {"relative": True}, {"noise": 0.1, "directions": "filter"}])
+def test_a_length_is_refused_where_directions_have_their_own(change: dict[str, Any]) -> None:
+    with pytest.raises(fs.InputError, match=r'directions="filter".*span'):
+        fs.landscape(networks.mlp().problem(), grid=3, **change)
 
 
 def test_filter_normalisation_by_hand() -> None:
@@ -296,7 +310,7 @@ def test_path_space_has_one_picture_for_every_way_of_writing_a_function(build: A
     torch.testing.assert_close(here.loss[free], there.loss[free], rtol=1e-10, atol=1e-12)
     torch.testing.assert_close(here.error, there.error, rtol=0, atol=0, equal_nan=True)
     assert here.centre == pytest.approx(fs.Context(problem).scores().loss, rel=1e-12)
-    in_weights = [fs.landscape(p, "weights", grid=7).loss for p in (problem, twin)]
+    in_weights = [fs.landscape(p, "weights", "gaussian", grid=7).loss for p in (problem, twin)]
     assert float((in_weights[0] - in_weights[1]).abs().max()) > 1e-3
 
 

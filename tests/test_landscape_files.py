@@ -43,11 +43,11 @@ def test_seed_decides_and_nothing_else_is_touched() -> None:
 
 def test_grid_is_symmetric_and_a_line_is_the_middle_of_its_plane() -> None:
     problem = networks.mlp().problem()
-    plane = fs.landscape(problem, grid=7, span=0.7)
+    plane = fs.landscape(problem, directions="gaussian", grid=7, span=0.7)
     for axis in plane.axes:
         assert torch.equal(axis, -axis.flip(0))
         assert float(axis[-1]) == 0.7
-    line = fs.landscape(problem, grid=7, span=0.7, dimensions=1)
+    line = fs.landscape(problem, directions="gaussian", grid=7, span=0.7, dimensions=1)
     torch.testing.assert_close(line.loss, plane.loss[:, 3], rtol=1e-13, atol=1e-14)
     assert [tuple(c.shape) for c in plane.coordinates] == [(7, 7), (7, 7)]
     frame = plane.to_frame()
@@ -110,7 +110,7 @@ def test_rows_of_the_same_function_with_other_weights_are_refused(tmp_path: Path
 
 def _copied(folder: Path, problem: fs.Problem) -> Path:
     target = folder / "again"
-    fs.landscape(problem, grid=5, checkpoint=target)
+    fs.landscape(problem, directions="gaussian", grid=5, checkpoint=target)
     return target
 
 
@@ -213,7 +213,7 @@ def test_two_surfaces_share_one_height_scale_and_poles_stay_blank() -> None:
         ({"grid": 1}, InputError, "at least 3"),
         ({"grid": 5.0}, InputError, "whole number"),
         ({"span": 0.0}, InputError, "above 0"),
-        ({"noise": float("nan")}, InputError, "above 0"),
+        ({"noise": float("nan"), "directions": "gaussian"}, InputError, "above 0"),
         ({"dimensions": 3}, InputError, "1 or 2"),
         ({"part": "validation"}, InputError, "train or test"),
         ({"space": "psi", "directions": "filter"}, InputError, "gaussian"),

@@ -155,7 +155,8 @@ def test_the_page_says_what_is_known(full_page: str) -> None:
     assert len(sortable) == 6
     pictures = [svg for svg in page.all("svg") if svg.get("role") == "img"]
     assert all(svg["aria-label"] for svg in pictures)
-    assert len(pictures) == 6  # at the top and below: the ratios; a histogram, a layer profile, two training curves
+    assert len(pictures) == 5  # each once: the ratios, a histogram, a layer profile, two training curves
+    assert len({svg["aria-label"] for svg in pictures}) == 5
     assert [image["alt"] for image in page.all("img")] == ["our figure: loss over epoch"]
 
 

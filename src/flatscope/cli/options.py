@@ -214,7 +214,9 @@ class LandscapeCommand(NetworkOptions, OutputOptions):
     space: Annotated[str, typer.Option(help="weights, or psi: the same for every way of writing the function.")] = (
         "weights"
     )
-    directions: Annotated[str, typer.Option(help="gaussian, filter or hessian.")] = "gaussian"
+    directions: Annotated[
+        str | None, typer.Option(help="filter, gaussian or hessian; by default filter, in psi gaussian.")
+    ] = None
     to: Annotated[
         list[Path] | None,
         typer.Option(
@@ -226,7 +228,10 @@ class LandscapeCommand(NetworkOptions, OutputOptions):
     span: Annotated[float, typer.Option(help="Coordinates run from -span to span.")] = 1.0
     dimensions: Annotated[int, typer.Option(help="1 for a line, 2 for a plane.")] = 2
     part: Annotated[str, typer.Option(help="train or test samples.")] = "train"
-    noise: Annotated[float, typer.Option(help="Length of a direction over the root of the number of entries.")] = 0.05
+    noise: Annotated[
+        float | None,
+        typer.Option(help="Length of gaussian or hessian directions over the root of the number of entries: 0.05."),
+    ] = None
     relative: Annotated[
         bool, typer.Option("--relative", help="Length in units of the weights' norm; in psi, of each value itself.")
     ] = False

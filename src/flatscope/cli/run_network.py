@@ -110,7 +110,7 @@ def run_landscape(given: LandscapeCommand) -> None:
     check_outputs(given, Surface)
     if given.checkpoint is not None:
         check_folder(given.checkpoint)
-    if given.to and given.directions != "gaussian":
+    if given.to and given.directions is not None:
         raise InputError("either --directions or --to", "both", where="landscape")
     options = parse_model_options(given.model_option)
     problem, loaded = load_problem(given)

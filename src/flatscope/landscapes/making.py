@@ -45,6 +45,8 @@ from flatscope.progress import progress
 from flatscope.symmetries.folding import has_batchnorm
 
 SPACES = ("weights", "psi")
+NOISE = 0.05  # length of a direction over the root of the number of entries
+LENGTH_TO_CHOOSE = ("gaussian", "hessian")  # directions that noise and relative are about
 LINE_PIECE = 8  # points of a line that are kept together
 Row = tuple[Tensor, Tensor | None, Tensor]
 
@@ -53,14 +55,14 @@ Row = tuple[Tensor, Tensor | None, Tensor]
 def landscape(
     problem: Problem,
     space: str = "weights",
-    directions: str | nn.Module | Mapping[str, Tensor] | tuple[Any, ...] | list[Any] = "gaussian",
+    directions: str | nn.Module | Mapping[str, Tensor] | tuple[Any, ...] | list[Any] | None = None,
     grid: int = 41,
     span: float = 1.0,
     seed: int = 0,
     *,
     dimensions: int = 2,
     part: str = "train",
-    noise: float = 0.05,
+    noise: float | None = None,
     relative: bool = False,
     rule: str = "max_product",
     checkpoint: str | os.PathLike[str] | None = None,
@@ -78,9 +80,10 @@ def landscape(
     Args:
         problem: model, data, loss.
         space: "weights", or "psi" for the values of the basis paths.
-        directions: "gaussian": isotropic, orthogonal, of exactly the length noise·√m (m parameters or path values);
-            "filter": every filter's part as long as the filter with its bias (Li et al. 2018), whatever `noise` is;
-            "hessian": eigenvectors of the largest eigenvalues of the training loss, of the Gaussian's length;
+        directions: "filter", the default in weight space: every filter's part as long as the filter with its bias (Li
+            et al. 2018); "gaussian", that of path space: isotropic, orthogonal, of exactly the length noise·√m (m
+            parameters or path values); "hessian": eigenvectors of the largest eigenvalues of the training loss, of the
+            Gaussian's length;
             another network (a module or a state dict, or a pair of them): the way to it, of its own length. A plane to
             one network has a Gaussian direction, orthogonal to the way and as long, for its second axis. A list of
             networks, as of the checkpoints of a training: the plane through this network in which they move most (Li
@@ -91,7 +94,8 @@ def landscape(
         seed: of the directions.
         dimensions: 1 for a line, 2 for a plane.
         part: "train" or "test" samples.
-        noise: length of a direction over √m.
+        noise: length of a Gaussian or Hessian direction over √m; 0.05 by default. Other directions have a length of
+            their own, which `span` scales.
         relative: Gaussian or Hessian directions in weight space have the length noise·‖w‖; in path space the noise is
             v ⊙ ξ, each value moved in proportion to itself.
         rule: how the skeleton of the paths is chosen: "max_product", "cyclic" or "diagonal".
@@ -106,8 +110,13 @@ def landscape(
     """
     if not isinstance(problem, Problem):
         raise InputError("a Problem", type(problem).__name__, where="landscape", fix="Problem(model, train=(x, y))")
+    refuse_unknown(space, SPACES, "space of a landscape")
+    if directions is None:
+        directions = "filter" if space == "weights" else "gaussian"
     others = _others(directions, space, dimensions)
-    _check(space, dimensions, grid, span, noise, bool(others))
+    _refuse_unused_length(directions, noise, relative)
+    noise = NOISE if noise is None else noise
+    _check(dimensions, grid, span, noise, bool(others))
     problem.part(part)
     begun = time.perf_counter()
     with untouched_randomness(problem.generators):
@@ -261,8 +270,17 @@ def _others(directions: Any, space: str, dimensions: int) -> tuple[Any, ...]:
     return others
 
 
-def _check(space: str, dimensions: int, grid: int, span: float, noise: float, to_network: bool) -> None:
-    refuse_unknown(space, SPACES, "space of a landscape")
+def _refuse_unused_length(directions: Any, noise: float | None, relative: bool) -> None:
+    """Raise where a length is given for directions that have one of their own."""
+    if (noise is None and not relative) or (isinstance(directions, str) and directions in LENGTH_TO_CHOOSE):
+        return
+    name = f'directions="{directions}"' if isinstance(directions, str) else "directions to networks"
+    given = "relative=True" if noise is None else f"noise={noise}"
+    fix = 'Take directions="gaussian", or scale the picture with span'
+    raise InputError('directions "gaussian" or "hessian" for noise and relative', f"{name}, {given}", "landscape", fix)
+
+
+def _check(dimensions: int, grid: int, span: float, noise: float, to_network: bool) -> None:
     if dimensions not in (1, 2):
         raise InputError("1 or 2", repr(dimensions), where="dimensions")
     symmetric = not to_network or dimensions == 2

@@ -6,7 +6,7 @@ import base64
 import hashlib
 import math
 import os
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,7 +21,7 @@ from flatscope.formatting import with_error, written
 from flatscope.headlines import minimum_verdict
 from flatscope.reports.figures import save_plots
 from flatscope.reports.items import by_kind, shown_kinds
-from flatscope.reports.markup import Cell, breakable, element, fragment, listed, source, table
+from flatscope.reports.markup import Cell, Part, Section, breakable, element, fragment, listed, source, table
 from flatscope.reports.measured import MeasuredCell, captions, lines
 from flatscope.reports.plots import COLOURS
 from flatscope.standing import STANDING, Standing
@@ -144,9 +144,9 @@ def page_text(
     parts = {name: kind.render(kinds[name], colours) for name, kind in shown_kinds().items() if kinds[name]}
     script = "".join([*map(source, SCRIPTS), *(part.script for part in parts.values())])
     style = "".join([source("page.css"), *(part.style for part in parts.values())])
-    sections = [section for part in parts.values() for section in part.sections]
     drawn = [name for name in PICTURES_FROM if name in parts and parts[name].picture]
-    shown = drawn[: 2 if drawn[:1] == ["surfaces"] else 1]  # maps are low, and leave room below them
+    shown = drawn[: 3 if drawn[:1] == ["surfaces"] else 2]  # as high as the facts beside them; maps are low
+    sections = [s for name, part in parts.items() for s in _without_repeats(part, at_the_top=name in shown)]
     measured = answer(kinds)
     others = [part.answer for name, part in parts.items() if not (measured and name in DETAILS)]
     page = fragment(
@@ -167,6 +167,14 @@ def page_text(
         script_hash=_hash(script),
     )
     return str(page)
+
+
+def _without_repeats(part: Part, *, at_the_top: bool) -> Iterator[Section]:
+    """The sections of a part, without the picture that stands at the top, and without what held nothing else."""
+    for section in part.sections:
+        body = section.body.replace(part.below, "") if at_the_top and part.below else section.body
+        if body:
+            yield section._replace(body=Markup(body))
 
 
 def _colours(kinds: Mapping[str, Mapping[str, Any]]) -> dict[str, int]:

@@ -127,15 +127,16 @@ def picture(plot: Plot) -> Markup:
 def card(plot: Plot) -> Markup:
     """Title, picture, and the numbers folded below it."""
     caption = element("figcaption", element("h3", plot.title), element("p", plot.caption, class_="quiet"))
-    numbers = Markup("")
-    if plot.rows:
-        hidden = element("span", f" of {plot.title}", class_="hidden")
-        numbers = element(
-            "details",
-            element("summary", "Numbers", hidden),
-            table(f"Numbers of {plot.title}", plot.header, plot.rows, class_="plain numbers"),
-        )
-    return element("figure", caption, picture(plot), numbers, class_="card")
+    return element("figure", caption, picture(plot), _numbers(plot), class_="card")
+
+
+def _numbers(plot: Plot) -> Markup:
+    """The numbers of a plot, folded."""
+    if not plot.rows:
+        return Markup("")
+    hidden = element("span", f" of {plot.title}", class_="hidden")
+    numbers = table(f"Numbers of {plot.title}", plot.header, plot.rows, class_="plain numbers")
+    return element("details", element("summary", "Numbers", hidden), numbers)
 
 
 def cards(plots: Iterable[Plot]) -> Markup:
@@ -156,7 +157,13 @@ def hero(plots: Sequence[Plot]) -> Markup:
         return Markup("")
     first = plots[0]._replace(stem=f"top-{plots[0].stem}")
     caption = element("figcaption", first.caption, class_="quiet")
-    return element("figure", element("p", first.title, class_="panel-title"), picture(first), caption, class_="hero")
+    title = element("p", first.title, class_="panel-title")
+    return element("figure", title, picture(first), caption, _numbers(first), class_="hero")
+
+
+def below(plots: Sequence[Plot]) -> Markup:
+    """What `hero` draws, as it stands in a section of these plots."""
+    return (cards(plots) if len(plots) == 1 else card(plots[0])) if plots else Markup("")
 
 
 def _svg(figure: Figure, salt: str) -> str:

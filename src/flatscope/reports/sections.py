@@ -33,7 +33,7 @@ from flatscope.reports.markup import (
     told,
 )
 from flatscope.reports.measured import MANY, Line, MeasuredCell, lines
-from flatscope.reports.plots import Plot, cards, fitted, hero, plots_section
+from flatscope.reports.plots import Plot, below, cards, fitted, hero, plots_section
 from flatscope.result import Result
 from flatscope.spectra.density import MATRIX_WORDS, SpectralDensity
 from flatscope.spectra.eigenpairs import Eigenpairs
@@ -54,10 +54,10 @@ MOST_ROWS = 40  # of the table that stands for the picture of an interpolation
 
 def comparisons_part(comparisons: Mapping[str, Comparison], colours: Colours) -> Part:
     """Ratios of the measures that may be compared, and the order and verdict of every one."""
-    sections, top = [], Markup("")
+    sections, top, repeated = [], Markup(""), Markup("")
     for n, (name, found) in enumerate(comparisons.items()):
         plots = list(comparison_plot(found.tables, colours))
-        top = top or hero(plots)
+        top, repeated = top or hero(plots), repeated or below(plots)
         remarks = [] if len(found.distinct) < 2 or not found.counting else found.ranking_remarks()
         rows = [
             [_name(line[0]), *line[1:-1], badge(line[-1], BADGES.get(line[-1], "")) if line[-1] else ""]
@@ -81,7 +81,8 @@ def comparisons_part(comparisons: Mapping[str, Comparison], colours: Colours) ->
         )
         title = "Comparison" if len(comparisons) == 1 else f"Comparison: {name}"
         sections.append(Section(f"comparison-{n}" if n else "comparison", title, body, count))
-    return Part(Markup(""), sections, {name: found.meta for name, found in comparisons.items()}, picture=top)
+    provenance = {name: found.meta for name, found in comparisons.items()}
+    return Part(Markup(""), sections, provenance, picture=top, below=repeated)
 
 
 def measures_part(tables: Mapping[str, Table], colours: Colours) -> Part:
@@ -114,7 +115,8 @@ def measures_part(tables: Mapping[str, Table], colours: Colours) -> Part:
     sections = [Section("measures", "Measures", body, gist)]
     plots = list(measured_plots(tables, colours))
     sections += plots_section("profiles", "By sample, layer and unit", plots, numbered(len(plots), "figure"))
-    return Part(Markup(""), sections, {name: found.meta for name, found in tables.items()}, picture=hero(plots))
+    provenance = {name: found.meta for name, found in tables.items()}
+    return Part(Markup(""), sections, provenance, picture=hero(plots), below=below(plots))
 
 
 def _name(label: str) -> Markup:
@@ -258,7 +260,8 @@ def _audited(text: str, wrong: bool) -> Markup:
 def histories_part(histories: Mapping[str, pd.DataFrame], colours: Colours) -> Part:
     """Training curves, one figure per recorded quantity."""
     plots = list(history_plots(histories, colours))
-    return Part(Markup(""), plots_section("training", "Training", plots, "curves by epoch"), {}, picture=hero(plots))
+    section = plots_section("training", "Training", plots, "curves by epoch")
+    return Part(Markup(""), section, {}, picture=hero(plots), below=below(plots))
 
 
 def drawn_part(title: str, gist: str, plots: Iterable[Plot], results: Mapping[str, Result]) -> Part:
@@ -266,7 +269,8 @@ def drawn_part(title: str, gist: str, plots: Iterable[Plot], results: Mapping[st
     shown, anchor = list(plots), title.lower()
     answer = told([f"{plot.title}: {plot.caption}" for plot in shown])
     provenance = {f"{name}, {anchor}": found.meta for name, found in results.items()}
-    return Part(answer, plots_section(anchor, title, shown, gist), provenance, picture=hero(shown))
+    section = plots_section(anchor, title, shown, gist)
+    return Part(answer, section, provenance, picture=hero(shown), below=below(shown))
 
 
 def spectrum_plots(spectra: Mapping[str, SpectralDensity | Eigenpairs], _: Colours) -> Iterator[Plot]:

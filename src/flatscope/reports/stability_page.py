@@ -14,7 +14,7 @@ from flatscope.formatting import written
 from flatscope.reports.figures import colour_of
 from flatscope.reports.markup import Colours, Part, Section, element, table, told
 from flatscope.reports.measured import MANY
-from flatscope.reports.plots import Plot, cards, hero, legend_above, on_axes, scale_axis, shortened, wants_log
+from flatscope.reports.plots import Plot, below, cards, hero, legend_above, on_axes, scale_axis, shortened, wants_log
 from flatscope.training.stability.sharpness_record import BAND, EDGE, Stability
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def stability_part(runs: Mapping[str, Stability], colours: Colours) -> Part:
         body += Markup("").join(element("p", remark, class_="quiet") for remark in remarks)
     sections = [Section("stability", "Edge of stability", body, "sharpness against the step size")]
     provenance = {f"{name}, stability": run.meta for name, run in runs.items()}
-    return Part(told(sentences), sections, provenance, picture=hero(plots))
+    return Part(told(sentences), sections, provenance, picture=hero(plots), below=below(plots))
 
 
 def stability_plots(runs: Mapping[str, Stability], colours: Colours) -> Iterator[Plot]:
