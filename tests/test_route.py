@@ -198,6 +198,25 @@ def test_predicted_passes_are_those_that_are_made() -> None:
         assert route.passes == pytest.approx(made)
 
 
+@pytest.mark.parametrize("names", ["layer_trace", ["hessian_trace"]])
+def test_what_explain_predicts_is_what_a_table_costs(names: str | list[str]) -> None:
+    """By every exact way, on a network that is piecewise linear and on one that is not."""
+    for problem in (binary().problem(), small_transformer()):
+        frame = fs.explain(problem, names).to_frame().groupby("way")["passes"].first()
+        ctx = Context(problem)
+        fs.measure(problem, names, context=ctx)
+        made = Counter(ctx.passes)
+        assert made["curvature"] * STANDARD.product_passes == pytest.approx(frame.get("dense block", 0.0))
+        assert 1 + STANDARD.column_passes * made["backward"] == pytest.approx(frame["exact columns"])
+
+
+def test_explain_shows_the_way_of_what_is_asked() -> None:
+    rough = small_transformer(width=12)
+    alone, layers = (fs.explain(rough, name, 0.5).to_frame()["way"] for name in ("hessian_trace", "layer_trace"))
+    assert set(alone) == {"products"}
+    assert "columns at curved operations" in set(layers)
+
+
 def test_fewer_products_than_directions_are_respected() -> None:
     frame = fs.measure(small_transformer(), "hessian_trace", options={"hessian_trace": {"most_products": 40}})
     (row,) = frame.to_frame().to_dict("records")

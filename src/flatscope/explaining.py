@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import pandas as pd
 
 from flatscope.charts import Bars
 from flatscope.context import Context, make_effort
-from flatscope.curvature.route import Route, Way, route_of
+from flatscope.curvature.route import Route, Way, route_of, trace_route
 from flatscope.errors import FlatscopeError, InputError
 from flatscope.formatting import numbered, some_of
 from flatscope.forms import plain_context
@@ -22,7 +23,9 @@ from flatscope.network.plain import made_of
 from flatscope.network.program import Program
 from flatscope.network.tracing import trace
 from flatscope.network.units import Graph, GraphLayer
+from flatscope.planning import traces_alone
 from flatscope.problem import Problem
+from flatscope.registry import select
 from flatscope.result import Result, checked_columns, plain
 from flatscope.symmetries.folding import fold_batchnorm, has_batchnorm
 
@@ -153,14 +156,17 @@ def explain(
     """
     if not isinstance(problem, Problem):
         raise InputError("a Problem", type(problem).__name__, where="explain", fix="Make one: Problem(model, train=…)")
+    names = names if names is None or isinstance(names, str) else list(names)
     given = Context(problem, effort=make_effort(precision=precision, curvature=curvature))
     with own_settings(problem.generators):
         context = plain_context(given)
-        route, graph = route_of(context), _graph(context.problem)
+        chosen = {entry.name: entry for entry in select(names)}
+        alone = "hessian_trace" in chosen and traces_alone(chosen.values())
+        route, graph = trace_route(context) if alone else route_of(context), _graph(context.problem)
         program = context.structure.program
         frame = pd.DataFrame(_rows(context, route, graph), columns=list(COLUMNS))
         meta = _meta(context, graph, program)
-    meta["plan"] = f"Measuring it: {plan(given, names)}."
+    meta["plan"] = f"Measuring it: {replace(plan(given, names), sweep=route.passes)}."
     return Explanation(frame, meta)
 
 

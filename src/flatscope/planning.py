@@ -29,7 +29,9 @@ def expected(entry: Declaration) -> Mapping[str, float]:
     return BY_COST[entry.cost] if declared is None else declared
 
 
-def units(entry: Declaration, columns: int, paid: set[str] | None = None, n: int = 1) -> float:
+def units(
+    entry: Declaration, columns: int, paid: set[str] | None = None, n: int = 1, sweep: float | None = None
+) -> float:
     """Estimated cost of a measure or bound, in forward passes over the training data.
 
     Args:
@@ -37,8 +39,10 @@ def units(entry: Declaration, columns: int, paid: set[str] | None = None, n: int
         columns: of the sweep: outputs of the network, less one under softmax.
         paid: shared work that is done already.
         n: number of training samples.
+        sweep: passes of a sweep, where the route says it; else those of its columns.
     """
-    weights = WEIGHTS | {"sweep": 1 + COLUMN * columns, "column": COLUMN * columns, "gradient": 2.0, "sample": 1 / n}
+    swept = 1 + COLUMN * columns if sweep is None else sweep
+    weights = WEIGHTS | {"sweep": swept, "column": COLUMN * columns, "gradient": 2.0, "sample": 1 / n}
     return sum(weights[kind] * number for kind, number in expected(entry).items() if kind not in (paid or ()))
 
 
@@ -62,10 +66,11 @@ class Schedule:
     sampled: bool = False  # whether these columns are drawn: then the sweep ends early too
     seconds: float | None = None  # of one forward pass over the training data; None where it was not timed
     left_out: tuple[str, ...] = ()  # names of those that nobody asked for
+    sweep: float | None = None  # passes of a sweep by the route, where that was asked
 
     def cost(self, entry: Declaration, paid: set[str]) -> float:
         """Estimated forward passes over the training data for a measure, where so much is paid for already."""
-        return units(entry, self.columns, paid, self.samples)
+        return units(entry, self.columns, paid, self.samples, self.sweep)
 
     @property
     def units(self) -> float:
