@@ -134,7 +134,7 @@ def test_tensors_that_repeat_a_few_bytes_are_refused(tmp_path: Path) -> None:
 
 
 def test_what_was_measured_is_named_by_its_checksum(tmp_path: Path) -> None:
-    weights = save_weights(fuzz_kinds.old_network(0), tmp_path / "w.pt")
+    weights = save_weights(fuzz_kinds.small_network(0), tmp_path / "w.pt")
     np.savez(tmp_path / "data.npz", x_train=np.ones((6, 3), np.float32), y_train=np.arange(6) % 2)
     (tmp_path / "net.py").write_text(
         "from torch import nn\ndef build():\n    return nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))\n"

@@ -24,6 +24,7 @@ from trial_work import completions, log_of
 import flatscope as fs
 from flatscope.errors import Interrupted
 from flatscope.training.loop import train
+from flatscope.training.sweeps import trial_files
 from flatscope.training.sweeps.engines import run
 from flatscope.training.sweeps.store import Store
 from flatscope_papers.study_runs import study
@@ -162,6 +163,28 @@ def test_two_drivers_share_a_store(tmp_path: Path) -> None:
     assert len(lines(store)) == 24  # nothing was begun twice either
     assert len({words[2] for words in lines(store)}) == 2, "one of the two did nothing"
     assert run(units, WORK, store)["x"].tolist() == list(range(12))
+
+
+def test_two_machines_whose_clocks_are_apart_come_to_the_same_table(tmp_path: Path) -> None:
+    """Each takes the other's leases for ended: work is done twice, and nothing else happens."""
+    store, calm, units = Store(tmp_path / "store"), Store(tmp_path / "calm"), trials(6, 0.2)
+
+    def on(machine: str, ahead: float) -> None:
+        now = time.time
+        time.time = lambda: now() + ahead
+        trial_files.this_machine = lambda: machine  # type: ignore[assignment]
+        run(units, WORK, store, workers=0)
+
+    for each in (store, calm):
+        log_of(each).touch()
+    drivers = [
+        fork(lambda machine=machine, ahead=ahead: on(12 * machine, ahead))
+        for machine, ahead in (("a", 0.0), ("b", 300.0))
+    ]
+    assert [wait_for(driver) for driver in drivers] == [0, 0]
+    pd.testing.assert_frame_equal(run(units, WORK, store), run(units, WORK, calm, workers=0))
+    assert store.running() == set()
+    assert [*(tmp_path / "store" / ".partial").iterdir()] == []
 
 
 def test_interrupted_sweep_goes_on(tmp_path: Path) -> None:

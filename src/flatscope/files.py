@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 Arrays = dict[str, np.ndarray[Any, np.dtype[Any]]]
 PICTURES = ("png", "svg", "pdf")
-CHECKSUM, FRAME_KEY = "flatscope_checksum", b"flatscope_frame"
+CHECKSUM, FRAME_KEY, SCHEMA_KEY = "flatscope_checksum", b"flatscope_frame", b"flatscope_types"
 JSON_CHECKSUM, ANNOUNCED = "checksum", "has checksum"
 CHANGED = "its bytes are not those that were written (the checksum differs)"
 LEAST_LIMIT, LARGEST_RATIO = 1 << 30, 50  # unpacked content: a gibibyte, or 50 times the file where that is more
@@ -83,7 +83,8 @@ def parquet_bytes(frame: pd.DataFrame, key: bytes, head: Any) -> bytes:
     """A frame as a Parquet file, with `head` as JSON in its metadata."""
     arrow = pa.Table.from_pandas(frame, preserve_index=False)
     text = json.dumps(head, default=str).encode()
-    metadata = {**(arrow.schema.metadata or {}), key: text, CHECKSUM.encode(): _frame_digest(arrow, text).encode()}
+    sums = {CHECKSUM.encode(): _frame_digest(arrow, text).encode(), SCHEMA_KEY: _schema_digest(arrow.schema).encode()}
+    metadata = {**(arrow.schema.metadata or {}), key: text, **sums}
     buffer = io.BytesIO()
     pq.write_table(arrow.replace_schema_metadata(metadata), buffer)
     return buffer.getvalue()
@@ -97,13 +98,13 @@ def from_parquet_bytes(content: bytes, key: bytes) -> tuple[pd.DataFrame, Any]:
         raise ValueError(f"no {key.decode()} in its metadata")
     if checksum is not None and checksum.decode(errors="replace") != _frame_digest(arrow, text):
         raise ValueError(CHANGED)
+    _refuse_other_types(arrow)
     return _pandas(arrow), json.loads(text)
 
 
 def frame_bytes(frame: pd.DataFrame) -> bytes:
     """A frame with any columns as a Parquet file with a checksum, which `foreign_parquet` compares."""
-    schema = pa.Schema.from_pandas(frame, preserve_index=False)
-    return parquet_bytes(frame, FRAME_KEY, {"schema": _schema_digest(schema)})
+    return parquet_bytes(frame, FRAME_KEY, {})
 
 
 def foreign_parquet(content: bytes) -> pd.DataFrame:
@@ -114,9 +115,7 @@ def foreign_parquet(content: bytes) -> pd.DataFrame:
         heads = [text for key, text in metadata.items() if key.startswith(b"flatscope") and key != CHECKSUM.encode()]
         if checksum.decode(errors="replace") not in [_frame_digest(arrow, text) for text in heads]:
             raise ValueError(CHANGED)
-    head = metadata.get(FRAME_KEY)
-    if head is not None and json.loads(head).get("schema") != _schema_digest(arrow.schema):
-        raise ValueError(CHANGED)
+    _refuse_other_types(arrow)
     return _pandas(arrow)
 
 
@@ -236,6 +235,13 @@ def _frame_digest(arrow: pa.Table, head: bytes) -> str:
     for name in arrow.column_names:
         parts.append(f"\n{name}\n{json.dumps(arrow.column(name).to_pylist(), default=str)}".encode())
     return digest(parts)
+
+
+def _refuse_other_types(arrow: pa.Table) -> None:
+    """Refuse columns whose types are not those that were written; files of version 0.2 do not say which these were."""
+    written = (arrow.schema.metadata or {}).get(SCHEMA_KEY)
+    if written is not None and written.decode(errors="replace") != _schema_digest(arrow.schema):
+        raise ValueError(CHANGED)
 
 
 def _schema_digest(schema: pa.Schema) -> str:
