@@ -36,7 +36,7 @@ def pictures(samples: int, epochs: int, grid: int) -> dict[str, list[Surface]]:
     print(f"largest difference of the outputs: {difference:.1e}")
     problems = [fs.Problem(network, train=(x, y)) for network in (model, twin)]
     found = {
-        "weights": [fs.landscape(problem, "weights", grid=grid, span=2.0) for problem in problems],
+        "weights": [fs.landscape(problem, "weights", "gaussian", grid, 2.0) for problem in problems],  # raw steps
         "psi": [fs.landscape(problem, "psi", grid=grid, span=2.0, relative=True, noise=0.08) for problem in problems],
     }
     for space, (before, after) in found.items():
@@ -45,9 +45,9 @@ def pictures(samples: int, epochs: int, grid: int) -> dict[str, list[Surface]]:
     return found
 
 
-def draw(found: dict[str, list[Surface]]) -> Figure:
-    figure = Figure(figsize=(12.4, 3.3), layout="constrained")
-    halves = figure.subfigures(1, 2, wspace=0.04)
+def draw(found: dict[str, list[Surface]], tall: bool = False) -> Figure:
+    figure = Figure(figsize=(6.2, 6.6) if tall else (12.4, 3.3), layout="constrained")
+    halves = figure.subfigures(2, 1) if tall else figure.subfigures(1, 2, wspace=0.04)
     for half, (space, surfaces) in zip(halves, found.items(), strict=True):
         low = min(surface.heights[0] for surface in surfaces)
         high = max(surface.heights[1] for surface in surfaces)
@@ -64,11 +64,12 @@ def draw(found: dict[str, list[Surface]]) -> Figure:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--full", action="store_true", help="the picture of the README")
+    parser.add_argument("--tall", action="store_true", help="one space above the other, for narrow screens")
     parser.add_argument("--output", default="landscapes.png")
     arguments, _ = parser.parse_known_args()
     found = pictures(1000, 60, 41) if arguments.full else pictures(100, 5, 5)
     assert float((found["psi"][0].loss - found["psi"][1].loss).abs().max()) < 1e-8
-    draw(found).savefig(arguments.output, dpi=130)
+    draw(found, arguments.tall).savefig(arguments.output, dpi=130)
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "docs" / "generate"))
 
 import measure_pages  # noqa: E402
+import reference_pages  # noqa: E402
 import run_pages  # noqa: E402
 
 PAGES = [page for page in run_pages.pages() if list(run_pages.blocks(page.read_text(encoding="utf-8")))]
@@ -77,6 +78,18 @@ def test_a_page_about_a_measure_has_all_that_its_declaration_says() -> None:
         assert f"Ψ = {score_number(score)} on [{asked.meta['networks']:,} networks]" in found
         assert found.startswith("as expected") == all(row["low"] > 0 for row in rows)
         assert found.startswith("the other way round") == all(row["high"] < 0 for row in rows)
+
+
+def test_the_reference_has_a_page_for_every_public_name_and_says_what_each_is() -> None:
+    pages = dict(reference_pages.pages())
+    assert len({path.lower() for path in pages}) == len(pages)  # on any file system
+    paths = [match["path"] for match in reference_pages.DIRECTIVE.finditer(reference_pages.LIST.read_text())]
+    public = {f"flatscope.{name}" for name in fs.__all__ if not name.startswith("__")}
+    assert public - set(paths) <= {"flatscope.stats", "flatscope.study"}  # of which the parts, and a page, are listed
+    overview = reference_pages.overview(reference_pages.LIST.read_text())
+    assert ":::" not in overview
+    assert all(f"({path})" in overview for path in pages)
+    assert "- [`fs.measure`](reference/measure.md): Measure a trained network.\n" in overview
 
 
 def test_what_pages_say_about_generalization_is_what_the_leaderboard_has() -> None:

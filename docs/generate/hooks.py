@@ -18,6 +18,7 @@ import measure_pages
 import measure_pictures
 import networks_table
 import notebook_pages
+import reference_pages
 import symmetry_matrix
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
@@ -64,6 +65,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     pages["symmetries.md"] = symmetry_matrix.page(symmetry_matrix.known())
     pages["commands.md"] = command_page.page()
     pages |= dict(example_pages.pages())
+    pages |= dict(reference_pages.pages())
     pages["benchmarks.md"] = benchmark_page.page()
     pages["leaderboard.md"] = leaderboard_page.page()
     pages |= {target: (ROOT / source).read_text(encoding="utf-8") for source, target in AT_ROOT.items()}
@@ -97,6 +99,8 @@ def _fill_navigation(entries: Any, pages: list[str]) -> None:
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Links to files of the repository that are no part of docs/ lead to the site's copy or to the repository."""
+    if page.file.src_uri == "reference.md":
+        markdown = reference_pages.overview(markdown)
     source = AT_ROOT_SOURCES.get(page.file.src_uri, f"docs/{page.file.src_uri}")
     if (ROOT / source).is_file():
         markdown = with_names_linked(markdown, page.file.src_uri)
