@@ -80,7 +80,7 @@ def test_a_matrix_that_no_layer_has_is_named() -> None:
             return h + (h[:, :, None] * self.mix).sum(1)
 
     found = fs.explain(problem_of(Outer()))
-    assert found.meta["uncovered"].keys() == {"mix"}
+    assert found.meta["not_covered"].keys() == {"mix"}
     assert "mix" in found.headline
     assert torch.isnan(torch.tensor(fs.measure(problem_of(Outer()), "rho_sum")["rho_sum"]))
 

@@ -15,7 +15,7 @@ from torch.func import functional_call
 import flatscope as fs
 from flatscope.context import Context, Effort
 from flatscope.curvature import estimators
-from flatscope.curvature.coverage import find_unseen
+from flatscope.curvature.coverage import not_covered_by_uses
 from flatscope.curvature.route import find_not_covered
 from flatscope.curvature.sweep import sweep_pass
 from flatscope.curvature.trace_by_products import probed
@@ -170,14 +170,14 @@ def test_the_whole_spectrum_is_that_of_gauss_newton() -> None:
 
 
 def test_weights_used_several_times_are_covered_and_hidden_uses_found() -> None:
-    assert find_unseen(Context(recurrent().problem())) == {}
-    assert find_unseen(Context(smooth().problem())) == {}
-    assert find_unseen(Context(tied().problem())).keys() == {"first.weight"}
-    assert find_unseen(Context(attention().problem())).keys() == {"norm.weight", "norm.bias"}
+    assert not_covered_by_uses(Context(recurrent().problem())) == {}
+    assert not_covered_by_uses(Context(smooth().problem())) == {}
+    assert not_covered_by_uses(Context(tied().problem())).keys() == {"first.weight"}
+    assert not_covered_by_uses(Context(attention().problem())).keys() == {"norm.weight", "norm.bias"}
 
 
 def test_sequences_flattened_into_rows_are_covered() -> None:
-    assert find_unseen(Context(flattened().problem())) == {}
+    assert not_covered_by_uses(Context(flattened().problem())) == {}
     tiny = _built("flat", Flattened(False), (6, 3), 3, ("first", "second", "head"))
     names = ["hessian_trace", "layer_trace", "rho_unit", "relative_flatness", "layer_max_eigenvalue"]
     table = fs.measure(tiny.problem(), names)
@@ -210,7 +210,7 @@ class Crossed(nn.Module):
 
 def test_rows_in_another_order_are_not_taken_for_samples() -> None:
     tiny = _built("crossed", Crossed(), (6, 3), 3, ("first", "head"))
-    assert "first.weight" in find_unseen(Context(tiny.problem()))
+    assert "first.weight" in not_covered_by_uses(Context(tiny.problem()))
     written = Written(tiny)
     table = fs.measure(tiny.problem(), "layer_trace")
     for layer in tiny.layers:
@@ -219,8 +219,8 @@ def test_rows_in_another_order_are_not_taken_for_samples() -> None:
 
 def test_float32_is_checked_with_a_tolerance_that_fits() -> None:
     for build in (recurrent, smooth, mlp):
-        assert find_unseen(Context(build().problem(dtype=torch.float32))) == {}
-    assert find_unseen(Context(tied().problem(dtype=torch.float32))).keys() == {"first.weight"}
+        assert not_covered_by_uses(Context(build().problem(dtype=torch.float32))) == {}
+    assert not_covered_by_uses(Context(tied().problem(dtype=torch.float32))).keys() == {"first.weight"}
 
 
 def test_sampled_columns_of_a_smooth_network_cover() -> None:
@@ -253,7 +253,7 @@ def test_products_cover_for_network_layers_and_units(
     tiny = _built("products", model, (width,), 3, ("0", "2"), n=40 if sketch else 4, piecewise_linear=False)
     ctx = Context(tiny.problem(), effort=replace(GAUSS_NEWTON, curvature=curvature, precision=0.2 if sketch else 1.0))
     everything = dict.fromkeys(tiny.problem().trainable, "by hand")
-    for finder in ("coverage.find_curved", "coverage.find_unseen"):
+    for finder in ("coverage.not_covered_by_columns", "coverage.not_covered_by_uses"):
         ctx.problem.facts._known[f"flatscope.curvature.{finder}", ()] = everything
     exact = probed(ctx, quantity)
     assert exact.exact

@@ -327,7 +327,7 @@ def test_attention_is_followed_through_its_values_or_named():
     packed = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, activation="relu")
     graph = trace(packed, torch.randn(2, 5, 8))
     assert graph.layer("linear1").n_free == 16
-    assert "self_attn.in_proj_weight" in graph.unfollowed
+    assert "self_attn.in_proj_weight" in graph.not_covered
     assert "multi_head_attention_forward" in graph.summary()
 
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import flatscope as fs
 from flatscope.context import Context, Effort
 from flatscope.curvature import columns, sweep
-from flatscope.curvature.coverage import find_unseen
+from flatscope.curvature.coverage import not_covered_by_uses
 from flatscope.curvature.route import reached_at_curved_operations
 from flatscope.curvature.sweep import sweep_pass
 from flatscope.limits import STANDARD
@@ -162,14 +162,14 @@ def test_rows_are_exact_or_by_draws(build: Callable[[], Tiny]) -> None:
 def test_written_otherwise_they_are_left_to_products(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.delitem(EXPANSIONS, "multi_head_attention_forward")
-        unseen = find_unseen(Context(BUILDERS["itself"]().problem().plain))
+        unseen = not_covered_by_uses(Context(BUILDERS["itself"]().problem().plain))
         assert {"attend.in_proj_weight", "attend.out_proj.weight"} <= unseen.keys()
         reasons = fs.measure(BUILDERS["itself"]().problem(), "hessian_trace", precision=0.9).to_frame()["reason"]
         assert "4 parameter tensors by products" in reasons[0]
     reasons = fs.measure(BUILDERS["itself"]().problem(), "hessian_trace", precision=0.9).to_frame()["reason"]
     assert "products" not in reasons[0]
     monkeypatch.setattr(program, "axis_of_samples", lambda *_: 0)
-    unseen = find_unseen(Context(encodes().problem().plain))
+    unseen = not_covered_by_uses(Context(encodes().problem().plain))
     assert "first axis" in unseen["first.weight"]
 
 
@@ -215,7 +215,7 @@ def test_lengths_of_a_sequence_are_no_number_of_samples() -> None:
     tiny = _built("both", Both(True), (3, 3), 3, ("first", "last"), n=6)
     ctx = Context(tiny.problem().plain)
     assert not ctx.network.axes
-    assert "first axis" in find_unseen(ctx)["first.weight"]
+    assert "first axis" in not_covered_by_uses(ctx)["first.weight"]
 
 
 def test_time_steps_of_a_recurrent_network_may_come_first() -> None:
@@ -229,7 +229,7 @@ def test_time_steps_of_a_recurrent_network_may_come_first() -> None:
             return found
 
     tiny = _built("recurs", Recurs(), (3, 3), 3, ("cell.weight_ih_l0", "cell.weight_hh_l0", "head"), n=6, chain=False)
-    assert find_unseen(Context(tiny.problem().plain)) == {}
+    assert not_covered_by_uses(Context(tiny.problem().plain)) == {}
     written, table = Written(tiny), fs.measure(tiny.problem(), "layer_trace", curvature="gauss_newton")
     for layer, value in table.layer("layer_trace").items():
         np.testing.assert_allclose(value, expected_of("layer_trace", written, layer), rtol=1e-9)

@@ -18,7 +18,7 @@ from flatscope.context import Context
 from flatscope.curvature import layer_products as blocks
 from flatscope.curvature import per_sample_gradients
 from flatscope.curvature.columns import column_sweep
-from flatscope.curvature.coverage import find_curved
+from flatscope.curvature.coverage import not_covered_by_columns
 from flatscope.curvature.layer_directions import LayerDirections
 from flatscope.curvature.operators import GaussNewton
 from flatscope.curvature.route import find_not_covered
@@ -124,7 +124,9 @@ def _transposed_by_alpha(tiny: Tiny) -> None:
 def _by_products_alone(problem: fs.Problem) -> fs.Context:
     """A context that thinks that the columns give nothing."""
     ctx = fs.Context(problem)
-    ctx.problem.facts._known[f"{find_curved.__module__}.find_curved", ()] = dict.fromkeys(problem.trainable, "by hand")
+    ctx.problem.facts._known[f"{not_covered_by_columns.__module__}.not_covered_by_columns", ()] = dict.fromkeys(
+        problem.trainable, "by hand"
+    )
     return ctx
 
 

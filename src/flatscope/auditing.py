@@ -306,7 +306,7 @@ def _walls(graph: Graph, way: str) -> str:
     if way not in ("layer", "unit"):
         return ""
     reasons = [wall for wall in graph.walls if wall not in _ALWAYS_FIXED]
-    reasons += [f"{weight} inside {what}" for weight, what in graph.unfollowed.items()]
+    reasons += [f"{weight} inside {what}" for weight, what in graph.not_covered.items()]
     return "not rescaled: " + "; ".join(reasons) if reasons else ""
 
 

@@ -90,8 +90,8 @@ class Explanation(Result):
         """What was recognised, what can be rescaled, how curvature is found, what is left out, what it costs."""
         meta = self.meta
         lines = [meta["layers"], meta["units"], self._ways_line()]
-        if meta["uncovered"]:
-            named = some_of([f"{name} (read by {place})" for name, place in meta["uncovered"].items()], SHOWN)
+        if meta["not_covered"]:
+            named = some_of([f"{name} (read by {place})" for name, place in meta["not_covered"].items()], SHOWN)
             lines.append(f"Sums over layers are refused: no recognised layer has {named}.")
         return [*lines, meta["plan"]]
 
@@ -236,7 +236,7 @@ def _meta(context: Context, graph: Graph, program: Program) -> dict[str, Any]:
     return {
         "layers": f"{numbered(len(network.layers), 'layer')} {form}, {numbered(len(program.steps), 'operation')}.",
         "units": f"{hidden[0].upper()}{hidden[1:]}.",
-        "uncovered": dict(network.uncovered),
+        "not_covered": dict(network.not_covered),
         "ties": dict(graph.ties),
         "made": {name: list(parts) for name, parts in made_of(problem.model).items()},
         "choice": _choice(problem, program),
@@ -246,7 +246,7 @@ def _meta(context: Context, graph: Graph, program: Program) -> dict[str, Any]:
 def _stopped(graph: Graph) -> str:
     """Number of hidden units that can be rescaled, and the first things that stop the others; empty if nothing does."""
     hidden = [layer for layer in graph if layer.hidden]
-    walls = list(dict.fromkeys([wall for layer in hidden for wall in layer.walls] + [*graph.unfollowed.values()]))
+    walls = list(dict.fromkeys([wall for layer in hidden for wall in layer.walls] + [*graph.not_covered.values()]))
     free = sum(layer.n_free for layer in hidden)
     return f"{free} of {graph.n_units} hidden units can be rescaled; stopped by {some_of(walls, 3)}" if walls else ""
 

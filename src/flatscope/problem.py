@@ -45,7 +45,7 @@ from flatscope.loss import (
 )
 from flatscope.network.facts import KnownFacts
 from flatscope.network.first_passes import read_first_passes
-from flatscope.network.plain import is_rewritten, mark_uncovered, plain, uncovered
+from flatscope.network.plain import is_rewritten, mark_not_covered, not_covered, plain
 from flatscope.network.program import Structure, record_structure
 from flatscope.network.watching import Rule, refuse_if_different, replay
 from flatscope.params import Params, called_with, named_parameters, non_finite_name, tied_names, trainable_names
@@ -261,8 +261,8 @@ class Problem:
         # Whether values or shapes of the samples decide what is computed, so that the first ones do not show all.
         self.samples_decide = self.uneven or bool(found.choice)
         self.facts.structure = found.structure
-        if found.uncovered is not None:
-            self.facts.plain, self.facts.uncovered = self.facts, found.uncovered
+        if found.not_covered is not None:
+            self.facts.plain, self.facts.not_covered = self.facts, found.not_covered
 
     @property
     def plain(self) -> Problem:
@@ -273,13 +273,13 @@ class Problem:
     def _rewritten(self) -> Problem | None:
         """`plain` where it is another: a problem that held itself would keep its data until the collector comes."""
         if self.facts.plain is self.facts:  # and so is every copy with other weights
-            mark_uncovered(self.model, self.facts.uncovered)
+            mark_not_covered(self.model, self.facts.not_covered)
             return None
         batches = (inputs for inputs, _ in self.batches(size=self.batch_size))
         twin = plain(self.model, itertools.chain([self.example()], batches), everything=self.samples_decide)
         if not is_rewritten(twin):
-            self.facts.plain, self.facts.uncovered = self.facts, uncovered(twin)
-            mark_uncovered(self.model, uncovered(twin))
+            self.facts.plain, self.facts.not_covered = self.facts, not_covered(twin)
+            mark_not_covered(self.model, not_covered(twin))
             return None
         refuse_if_different(self.model, twin, self.example(), "reading the network's weights")
         other = self.with_model(twin)

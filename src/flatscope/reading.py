@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from flatscope.guards import own_settings
 from flatscope.network.layers import Network, read_layers
-from flatscope.network.plain import uncovered
+from flatscope.network.plain import not_covered
 from flatscope.network.program import Program, Structure, record, record_structure
 from flatscope.network.surveys import idle_parameters
 from flatscope.problem import Problem
@@ -15,7 +15,7 @@ from flatscope.samples import Inputs
 
 def layers_of_problem(problem: Problem) -> Network:
     """The layers of a problem's network, in forward order."""
-    marked, idle = uncovered(problem.model), idle_parameters(problem.model)
+    marked, idle = not_covered(problem.model), idle_parameters(problem.model)
     return problem.facts.once(_read_layers, problem, marked=tuple(marked.items()), idle=idle)
 
 

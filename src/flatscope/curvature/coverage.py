@@ -36,7 +36,7 @@ class Reading:
 
     curved: dict[str, str]  # those in which the outputs are not piecewise linear, with reasons
     uses: Counter[str]  # how often a pass uses each of them in a layer
-    unswept: dict[str, str]  # those whose gradients of single samples the layers' uses do not give, with reasons
+    not_covered: dict[str, str]  # those whose gradients of single samples the layers' uses do not give, with reasons
     rows: dict[str, list[float]]  # rows of the input for each sample, in every use of a weight or bias
 
 
@@ -56,7 +56,7 @@ def read(ctx: Context) -> Reading:
         found = Reading(
             more.curved | found.curved,
             more.uses | found.uses,  # the larger count of each
-            dict.fromkeys(other, "not every sample passes it in the same way") | more.unswept | found.unswept,
+            dict.fromkeys(other, "not every sample passes it in the same way") | more.not_covered | found.not_covered,
             more.rows,
         )
     ctx.count("forward", 2 * ctx.problem.n_train)
@@ -93,13 +93,13 @@ def _reading_of(structure: Structure, names: Iterable[str]) -> Reading:
     return Reading(linearity.curved, uses_of_each, found, rows)
 
 
-def find_unswept(ctx: Context) -> dict[str, str]:
+def not_covered_by_record(ctx: Context) -> dict[str, str]:
     """{parameter: reason} for trainable parameters whose per-sample gradients the sweep cannot form."""
-    found = ctx.structural(read).unswept
+    found = ctx.structural(read).not_covered
     return {name: found[name] for name in ctx.problem.trainable if name in found}
 
 
-def find_curved(ctx: Context, bends: bool = False) -> dict[str, str]:
+def not_covered_by_columns(ctx: Context, bends: bool = False) -> dict[str, str]:
     """{parameter: reason} for trainable parameters whose Hessian block the sweep does not give.
 
     By the program, then by what the sweep can form at all, then by a numerical probe.
@@ -115,7 +115,7 @@ def find_curved(ctx: Context, bends: bool = False) -> dict[str, str]:
     for name, times in found.uses.items():
         if times > 1:
             curved.setdefault(name, f"{name} is used {times} times")
-    curved = {**find_unswept(ctx), **curved}
+    curved = {**not_covered_by_record(ctx), **curved}
     curved |= disagreeing_parameters(shared, curved, ctx.structural(find_bends) if bends else None)
     return {name: curved[name] for name in ctx.problem.trainable if name in curved}
 
@@ -156,30 +156,30 @@ def uses_of(calls: list[LayerUse[Tensor]]) -> Uses:
     return list(found.values())
 
 
-def find_unseen(ctx: Context) -> dict[str, str]:
+def not_covered_by_uses(ctx: Context) -> dict[str, str]:
     """{parameter: reason} for trainable parameters whose gradients the recorded layers do not give."""
     inputs, _ = next(iter(ctx.batches(size=CHECKED_SAMPLES)))
     leaves, outputs, calls = recorded_forward(ctx, inputs)
     column = torch.randn(outputs.shape, generator=ctx.generator("check of recorded gradients"), dtype=torch.float64)
     column = column.to(outputs)
     given = torch.autograd.grad(outputs, list(leaves.values()), column, retain_graph=True, allow_unused=True)
-    unswept = find_unswept(ctx)
-    uses = [group for group in uses_of(calls) if group[0].weight not in unswept]
+    known = not_covered_by_record(ctx)
+    uses = [group for group in uses_of(calls) if group[0].weight not in known]
     found, times = recorded_gradients(ctx, outputs, uses, column)
     eps = torch.finfo(outputs.dtype).eps
     lengths = [0.0 if gradient is None else float(gradient.norm()) for gradient in given]
     least = 10 * eps * max(lengths, default=0.0)  # some are zero but for rounding, as of a bias of attention's keys
-    unseen = {}
+    not_covered = {}
     for name, gradient, length in zip(leaves, given, lengths, strict=True):
-        if gradient is None or name in unswept:  # the outputs do not depend on it, or it is known already
+        if gradient is None or name in known:  # the outputs do not depend on it, or it is known already
             continue
         if name not in found:
-            unseen[name] = "not the weight, bias or BatchNorm parameter of a recorded layer"
+            not_covered[name] = "not the weight, bias or BatchNorm parameter of a recorded layer"
         elif times[name] > 1:
-            unseen[name] = "used by layers of several kinds"
+            not_covered[name] = "used by layers of several kinds"
         elif float((found[name].reshape(gradient.shape) - gradient).norm()) > 100 * eps**0.75 * length + least:
-            unseen[name] = "also used where no layer was recorded"
-    return unswept | unseen
+            not_covered[name] = "also used where no layer was recorded"
+    return known | not_covered
 
 
 def recorded_gradients(

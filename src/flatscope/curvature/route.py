@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from flatscope.context import Context
-from flatscope.curvature.coverage import find_curved, find_unseen
+from flatscope.curvature.coverage import not_covered_by_columns, not_covered_by_uses
 from flatscope.curvature.curved_operations import Places, find_bends
 from flatscope.curvature.estimators import ProductDraws
 from flatscope.curvature.layer_directions import LayerDirections
@@ -115,8 +115,8 @@ def find_not_covered(ctx: Context, curvature: str | None = None) -> dict[str, st
         curvature: "hessian" or "gauss_newton"; the context's by default.
     """
     if (curvature or ctx.effort.curvature) == "gauss_newton":
-        return ctx.structural(find_unseen)
-    return ctx.structural(find_curved)
+        return ctx.structural(not_covered_by_uses)
+    return ctx.structural(not_covered_by_columns)
 
 
 def route_of(
@@ -192,7 +192,7 @@ def reached_at_curved_operations(ctx: Context) -> tuple[Places, dict[str, str]]:
     outside = find_not_covered(ctx, "hessian")
     if places := ctx.structural(find_bends):
         try:
-            still = ctx.structural(find_curved, bends=True)
+            still = ctx.structural(not_covered_by_columns, bends=True)
         except RuntimeError:  # an operation that cannot be run by itself, or differentiated twice
             return NO_PLACES, outside
         if len(still) < len(outside):

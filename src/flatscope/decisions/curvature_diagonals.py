@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.func import grad
 
 from flatscope.context import Context
-from flatscope.curvature.coverage import find_unseen
+from flatscope.curvature.coverage import not_covered_by_uses
 from flatscope.curvature.memory import in_batches
 from flatscope.curvature.operators import Hessian, sample_groups
 from flatscope.curvature.output_hessian import output_root
@@ -164,10 +164,10 @@ class TensorDraws(Sampler[Diagonals]):
 
 def _one_pass(ctx: Context, names: Collection[str], draw: int | None, fisher: bool = False) -> Params:
     """Mean over the samples of squared gradients of all columns, of one random column, or of the loss."""
-    unseen = ctx.cached(find_unseen)
-    swept = [name for name in names if name not in unseen]
+    not_covered = ctx.cached(not_covered_by_uses)
+    swept = [name for name in names if name not in not_covered]
     others = dict.fromkeys(ctx.params.keys() - set(swept), "")
-    single = [name for name in names if name in unseen]
+    single = [name for name in names if name in not_covered]
     drawn = None if draw is None else range(draw, draw + 1)
     shape = ctx.cached(sweep_shape)
     columns = 1 if fisher else shape.columns if draw is None else shape.per_draw

@@ -150,7 +150,7 @@ def _chosen(ctx: Context, names: Sequence[str] | None) -> list[Layer]:
     found = {layer.name: layer for layer in ctx.network}
     if not found:
         raise InputError("a network with layers", ctx.network.missing, where="sensitivity")
-    if ctx.network.uncovered:
+    if ctx.network.not_covered:
         ctx.remark(ctx.network.missing.replace("would be left out", "are not looked at"))
     for name in names or ():
         refuse_unknown(name, found, "layer")

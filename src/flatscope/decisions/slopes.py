@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd import forward_ad as untyped_forward_ad
 
 from flatscope.context import Context
-from flatscope.curvature.coverage import find_unseen
+from flatscope.curvature.coverage import not_covered_by_uses
 from flatscope.curvature.memory import fitted
 from flatscope.curvature.per_sample_gradients import Flow, matrices
 from flatscope.curvature.sweep import gradient_flows, sweep_plan
@@ -63,8 +63,8 @@ def slopes_here(ctx: Context, batch: Batch, steps: Steps) -> dict[Any, Tensor]:
 
     One backward pass serves all steps that move one weight of a layer each; others take a derivative along them.
     """
-    unseen = ctx.cached(find_unseen)
-    trainable = set(ctx.problem.trainable) - set(unseen)
+    not_covered = ctx.cached(not_covered_by_uses)
+    trainable = set(ctx.problem.trainable) - set(not_covered)
     seen = {key: step for key, step in steps.items() if len(step) == 1 and trainable >= step.keys()}
     try:
         found = _by_one_gradient(ctx, batch, seen) if seen else {}

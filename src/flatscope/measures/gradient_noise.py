@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.func import grad
 
 from flatscope.context import Context
-from flatscope.curvature.coverage import find_unseen
+from flatscope.curvature.coverage import not_covered_by_uses
 from flatscope.curvature.memory import in_batches
 from flatscope.curvature.per_sample_gradients import gradient_forms
 from flatscope.curvature.sweep import gradient_flows, sweep_plan
@@ -128,7 +128,7 @@ def noise_parts(ctx: Context) -> Tensor:
     mean = {name: value.to(ctx.problem.device, ctx.problem.dtype) for name, value in ctx.gradient().items()}
     if _chunk(ctx, ctx.trainable) >= FEW_ROWS:
         return ctx.problem.ranks.joined(_distances(ctx, mean))
-    not_covered = ctx.structural(find_unseen)
+    not_covered = ctx.structural(not_covered_by_uses)
     covered = {name: value for name, value in mean.items() if name not in not_covered}
 
     def work(batch: Batch, numbers: Tensor, width: int) -> Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from flatscope.context import Context
 from flatscope.curvature.columns import column_sweep, swept
-from flatscope.curvature.coverage import find_curved
+from flatscope.curvature.coverage import not_covered_by_columns
 from flatscope.curvature.estimators import DiagonalSums
 from flatscope.curvature.layer_directions import DIRECTIONS
 from flatscope.curvature.route import TRACE_ALONE, route_of, trace_route
@@ -153,7 +153,7 @@ def matrix_remark(ctx: Context, *names: str) -> str:
     """Which matrix a value that is made of these parameters' blocks belongs to, where that needs saying."""
     if ctx.effort.curvature != "gauss_newton":
         return ""
-    differs = any(name in ctx.structural(find_curved) for name in names)
+    differs = any(name in ctx.structural(not_covered_by_columns) for name in names)
     return GAUSS_NEWTON if differs else f"{GAUSS_NEWTON}, here the same as the Hessian's"
 
 

@@ -16,14 +16,14 @@ class KnownFacts:
     Attributes:
         plain: facts about its plain form, where every weight that acts is a parameter; itself where the network is
             plain as it is; None until somebody has asked.
-        uncovered: trainable matrices of the plain form that take part in no layer, with the operation that reads them.
+        not_covered: trainable matrices of the plain form that take part in no layer, with what reads them.
         structure: recorded passes; None until somebody has asked.
     """
 
     def __init__(self) -> None:
         self._known: dict[Hashable, Any] = {}
         self.plain: KnownFacts | None = None
-        self.uncovered: dict[str, str] = {}
+        self.not_covered: dict[str, str] = {}
         self.structure: Structure | None = None
 
     def once(self, find: Callable[..., T], *subject: Any, **options: Any) -> T:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from flatscope.network.linearity import choice_in
 from flatscope.network.liveness import Dead, Origins, dead_in_pass, dead_steps
-from flatscope.network.plain import leave_out_dead, run_in_plain_words, uncovered_if_plain
+from flatscope.network.plain import leave_out_dead, not_covered_if_plain, run_in_plain_words
 from flatscope.network.planned import planned
 from flatscope.network.program import Program, ProgramRecorder, Received, Recording, Structure, structure_of, two_orders
 from flatscope.network.surveys import Survey, Surveyed, Surveys, survey, surveyed
@@ -33,14 +33,14 @@ class FirstReading:
         outputs: of the first pass, on the graph of the parameters that it was given.
         choice: the first operation whose values decide what is computed; empty if none does.
         structure: the recorded passes; None where operations are left out since, so that they have to be read again.
-        uncovered: trainable matrices that take part in no layer, with the operation that reads them; None where weights
+        not_covered: trainable matrices that take part in no layer, with what reads them; None where weights
             may be views of parameters or computed from them.
     """
 
     outputs: Tensor
     choice: str
     structure: Structure | None
-    uncovered: dict[str, str] | None
+    not_covered: dict[str, str] | None
 
 
 def read_first_passes(
@@ -66,8 +66,8 @@ def read_first_passes(
     if decided or first.survey.changed:
         run_in_plain_words(model)
     trainable = {name for name, value in params.items() if value.requires_grad}
-    uncovered = None if decided else uncovered_if_plain(model, Surveys([first.survey, other.survey]), trainable)
-    return FirstReading(first.outputs, choice, structure_of(first.recording, other.recording), uncovered)
+    not_covered = None if decided else not_covered_if_plain(model, Surveys([first.survey, other.survey]), trainable)
+    return FirstReading(first.outputs, choice, structure_of(first.recording, other.recording), not_covered)
 
 
 def _dead(model: nn.Module, inputs: Inputs) -> Dead:

@@ -49,7 +49,7 @@ class Network:
     layers: tuple[Layer, ...]  # every weight once
     chain: bool  # whether each layer reads the one before it and nothing else
     # trainable matrices that take part in no layer, with the operation that reads them
-    uncovered: Mapping[str, str] = field(default_factory=dict)
+    not_covered: Mapping[str, str] = field(default_factory=dict)
     # {weight: axis of its input with the samples}, where it is another than the first: (length, samples, width)
     axes: Mapping[str, int] = field(default_factory=dict)
 
@@ -61,9 +61,9 @@ class Network:
         """Why sums and products over the layers would not be of the whole network; empty where they are."""
         if not self.layers:
             return "the network has no layer: no product, convolution or lookup with a weight was found"
-        if not self.uncovered:
+        if not self.not_covered:
             return ""
-        named = some_of([f"{name} (read by {place})" for name, place in self.uncovered.items()], 3)
+        named = some_of([f"{name} (read by {place})" for name, place in self.not_covered.items()], 3)
         return f"trainable matrices that take part in no recognised layer would be left out: {named}"
 
 
@@ -102,7 +102,7 @@ def read_layers(
     more: Callable[[], Iterable[Program]],
     modules: Mapping[str, nn.Module],
     sought: Iterable[str],
-    uncovered: Mapping[str, str],
+    not_covered: Mapping[str, str],
 ) -> Network:
     """The layers that the first samples pass; where some weight was not met, also those that any sample passes.
 
@@ -111,7 +111,7 @@ def read_layers(
         more: passes of all samples.
         modules: of the network, by name.
         sought: weights that should belong to a layer.
-        uncovered: trainable matrices that are known to take part in none, with the operation that reads them.
+        not_covered: trainable matrices that are known to take part in none, with the operation that reads them.
     """
     recorded_uses, chain = structure.program.layer_uses(), is_chain(structure.program)
     transformed = structure.program.transformed()
@@ -126,7 +126,7 @@ def read_layers(
         if not unmet:
             break
     axes = structure.axes
-    return Network(layers_of(uses, axes, modules), chain, {**uncovered, **transformed}, axes)
+    return Network(layers_of(uses, axes, modules), chain, {**not_covered, **transformed}, axes)
 
 
 def layers_of(

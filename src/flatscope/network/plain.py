@@ -27,7 +27,7 @@ from flatscope.network.weights import Key, WeightPlan, part_name
 from flatscope.params import copied, trainable_names
 from flatscope.samples import Inputs, one_more
 
-_UNCOVERED, _SEARCHED = "_flatscope_uncovered", "_flatscope_searched"
+_NOT_COVERED, _SEARCHED = "_flatscope_not_covered", "_flatscope_searched"
 # Names that parametrizations, weight_norm, spectral_norm and pruning give to what a weight is made of.
 _MADE = re.compile(r"(?P<owner>.*?)(?:parametrizations\.(?P<new>\w+)\.original\d*|(?P<old>\w+?)_(?:g|v|orig))$")
 
@@ -54,7 +54,7 @@ def plain(model: nn.Module, examples: Iterable[Inputs], *, acting: bool = True, 
         seen = survey_all(twin, chain([first], examples), trainable, everything)
     uses = _all_uses(twin, seen)
     made = _acting_weights(twin, uses) if acting else {}
-    mark_uncovered(twin, _uncovered(twin, uses, made, trainable))
+    mark_not_covered(twin, _not_covered(twin, uses, made, trainable))
     if seen.changed or made or seen.constants:
         _write_plainly(twin, uses, made, seen.constants)
     if frozen:
@@ -62,7 +62,7 @@ def plain(model: nn.Module, examples: Iterable[Inputs], *, acting: bool = True, 
     return twin
 
 
-def uncovered_if_plain(model: nn.Module, seen: Surveys, trainable: set[str]) -> dict[str, str] | None:
+def not_covered_if_plain(model: nn.Module, seen: Surveys, trainable: set[str]) -> dict[str, str] | None:
     """Trainable matrices that take part in no layer, of a network that is plain already; None where it may not be.
 
     Args:
@@ -73,7 +73,7 @@ def uncovered_if_plain(model: nn.Module, seen: Surveys, trainable: set[str]) -> 
     keys = {use.key for batch in seen.batches for use in batch.uses}
     if any(key is not None and key[0] != "whole" for key in keys) or any(batch.rows for batch in seen.batches):
         return None
-    return _uncovered(model, _all_uses(model, seen), {}, trainable) if trainable <= seen.met else None
+    return _not_covered(model, _all_uses(model, seen), {}, trainable) if trainable <= seen.met else None
 
 
 def _all_uses(model: nn.Module, seen: Surveys) -> list[Use]:
@@ -128,14 +128,14 @@ def run_in_plain_words(model: nn.Module) -> None:
     set_plan(model, plan_of(model) or WeightPlan())
 
 
-def mark_uncovered(model: nn.Module, found: dict[str, str]) -> None:
+def mark_not_covered(model: nn.Module, found: dict[str, str]) -> None:
     """Note on a network that is plain already what takes part in no layer."""
-    object.__setattr__(model, _UNCOVERED, found)
+    object.__setattr__(model, _NOT_COVERED, found)
 
 
-def uncovered(model: nn.Module) -> dict[str, str]:
+def not_covered(model: nn.Module) -> dict[str, str]:
     """Trainable matrices of a plain network that take part in no layer, with the operation that reads them."""
-    found: dict[str, str] = getattr(model, _UNCOVERED, {})
+    found: dict[str, str] = getattr(model, _NOT_COVERED, {})
     return found
 
 
@@ -244,7 +244,7 @@ def _name(model: nn.Module, use: Use, taken: dict[str, Any]) -> str:
     return name
 
 
-def _uncovered(
+def _not_covered(
     model: nn.Module, uses: list[Use], made: dict[str, tuple[Key, Tensor]], trainable: set[str]
 ) -> dict[str, str]:
     """Matrices that some operation reads in a way that is not a layer, a shift or a scale."""

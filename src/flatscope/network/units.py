@@ -66,7 +66,7 @@ class Graph:
     # groups of units (numbers as in `output_units`) that may change places with one another
     exchangeable: tuple[tuple[int, ...], ...]
     ties: dict[str, int]  # what made one class of several, with how many times
-    unfollowed: dict[str, str]  # weights used by an operation whose inside is not followed, with that operation
+    not_covered: dict[str, str]  # weights used by an operation whose inside is not followed, with that operation
     chain: bool  # whether every layer reads the one before it and nothing else
     multiplied: tuple[str, ...] = ()  # where two signals with scales are multiplied, as queries and keys are
 
@@ -95,7 +95,7 @@ class Graph:
         """Number of hidden units that can be rescaled, and what stops the others; empty where nothing does."""
         hidden = [layer for layer in self.layers if layer.hidden]
         free = sum(layer.n_free for layer in hidden)
-        by = ", ".join(dict.fromkeys([wall for layer in hidden for wall in layer.walls] + [*self.unfollowed.values()]))
+        by = ", ".join(dict.fromkeys([wall for layer in hidden for wall in layer.walls] + [*self.not_covered.values()]))
         if free and not by:
             return ""
         if free:
@@ -117,7 +117,7 @@ class Graph:
             lines.append(f"  {layer.name:<{width}}  {layer.kind:<10}  {text}")
         for what, times in self.ties.items():
             lines.append(f"  {what} ties units to one scale ({times} times)")
-        for weight, what in self.unfollowed.items():
+        for weight, what in self.not_covered.items():
             lines.append(f"  {weight} is used by {what}, whose inside is not followed")
         movable = sum(len(group) for group in self.exchangeable)
         lines.append(f"  {movable} units (tied ones counted once) can change places.")
@@ -220,7 +220,7 @@ def graph_of(
         n_classes=len(classes),
         exchangeable=_exchangeable(book.unit, units, records, marks),
         ties=dict(book.scale.joined),
-        unfollowed={name: what for name, what in other_uses.items() if name not in followed},
+        not_covered={name: what for name, what in other_uses.items() if name not in followed},
         chain=not joins and _is_chain(records),
         multiplied=tuple(dict.fromkeys(book.multiplied)),
     )

@@ -326,7 +326,7 @@ def _blocks(graph: Graph, params: Params, suffix: Chains, held: Collection[str])
         add(layer.weight, layer, False, suffix.entry[suffix.layer == index].sort().values)
         for bias in layer.biases:
             add(bias, layer, True, none)
-    for name in graph.unfollowed:
+    for name in graph.not_covered:
         if params[name].is_floating_point():
             add(name, None, False, none)
     return tuple(blocks)

@@ -42,8 +42,8 @@ class ActivationCertificate:
     """
 
     def __init__(self, model: nn.Module, coordinates: PathCoordinates) -> None:
-        if coordinates.graph.unfollowed:
-            name, what = next(iter(coordinates.graph.unfollowed.items()))
+        if coordinates.graph.not_covered:
+            name, what = next(iter(coordinates.graph.not_covered.items()))
             raise NotApplicable(f"needs a network of layers and ReLUs; {name} is used by {what}")
         self._model = copied(model).double().eval()
         double = {name: value.double() for name, value in coordinates.params.items()}

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from flatscope.guards import private_randomness
 from flatscope.network.operations import LEAVES_TORCH
-from flatscope.network.watching import Operation, watched
+from flatscope.network.watching import Operation, replay
 from flatscope.switches import float32_products
 
 WARM_UP_STEPS = 3
@@ -54,8 +54,8 @@ def is_steady(model: nn.Module, inputs: Tensor) -> bool:
         waits |= op.name in LEAVES_TORCH and not isinstance(result, Tensor)
         return result
 
-    with private_randomness(0, inputs.device), torch.no_grad(), watched(rule):
-        copy.deepcopy(model).train()(inputs)
+    with private_randomness(0, inputs.device), torch.no_grad():
+        replay(copy.deepcopy(model).train(), inputs, rule)
     return not waits
 
 

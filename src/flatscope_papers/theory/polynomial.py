@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from flatscope import InputError
-from flatscope.network.watching import Operation, is_in_place, watched
+from flatscope.network.watching import Operation, Rule, is_in_place, replay, watched
 
 RELUS = (functional.relu, functional.relu_, torch.relu, torch.relu_, Tensor.relu, Tensor.relu_)
 KINKS = (nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.LeakyReLU, nn.PReLU, nn.ELU, nn.GELU, nn.Tanh, nn.Sigmoid)
@@ -162,7 +162,7 @@ class PolynomialTwin:
 
         hooks = [a.register_forward_pre_hook(watch(name)) for name, a in self.activations.items()]
         try:
-            _quietly(self.model, x)
+            _quietly(self.model, x, Operation.run)
         finally:
             for hook in hooks:
                 hook.remove()
@@ -271,37 +271,28 @@ def _recorded(model: nn.Module, x: Tensor) -> tuple[list[tuple[float, float]], l
     """Range of what each call of ReLU was given, and the name of the ReLU module that made it (None: a function)."""
     calls: list[tuple[float, float]] = []
     owners: list[str | None] = []
-    within: list[str] = []
+    relus = {name: part for name, part in model.named_modules() if isinstance(part, nn.ReLU)}
+    for part in relus.values():
+        part.inplace = False  # in a copy; the polynomial that comes in its place is not in place either
 
-    def answer(values: Tensor) -> Tensor:
-        calls.append((float(values.min()), float(values.max())))
-        owners.append(within[-1] if within else None)
-        return values.clamp_min(0)
+    def follow(op: Operation) -> Any:
+        def answer(values: Tensor) -> Tensor:
+            calls.append((float(values.min()), float(values.max())))
+            owners.append(op.module if op.module in relus else None)
+            return values.clamp_min(0)
 
-    def leave(*_: Any) -> None:
-        within.pop()
+        return _relu_calls(answer)(op)
 
-    hooks = []
-    for name, part in model.named_modules():
-        if isinstance(part, nn.ReLU):
-            part.inplace = False  # in a copy; the polynomial that comes in its place is not in place either
-            hooks.append(part.register_forward_pre_hook(lambda *_, name=name: within.append(name)))
-            hooks.append(part.register_forward_hook(leave))
-    try:
-        with watched(_relu_calls(answer)):
-            _quietly(model, x)
-    finally:
-        for hook in hooks:
-            hook.remove()
+    _quietly(model, x, follow)
     return calls, owners
 
 
-def _quietly(model: nn.Module, x: Tensor) -> None:
-    """One pass in eval mode, without gradients; the mode is put back."""
+def _quietly(model: nn.Module, x: Tensor, rule: Rule) -> None:
+    """One watched pass in eval mode, without gradients; the mode is put back."""
     was_training = model.training
     model.eval()
     try:
         with torch.no_grad():
-            model(x)
+            replay(model, x, rule)
     finally:
         model.train(was_training)
