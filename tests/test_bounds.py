@@ -304,7 +304,7 @@ def test_best_margin_is_not_beaten_by_another() -> None:
     margins, own = ctx.scores().margins, l1_class(ctx)
     for gamma in torch.linspace(0.01, 2 * own.supremum, 200).tolist():
         fraction = float((margins < gamma).double().mean())
-        assert found <= margin_bound(fraction, own.rademacher(400), gamma, own.supremum, 400, 0.05) + 1e-12
+        assert found <= margin_bound(fraction, own.rademacher(400), gamma, own.supremum, 400, 0.025) + 1e-12
 
 
 def test_local_margin_bound_is_linear_in_its_unknown_constant() -> None:

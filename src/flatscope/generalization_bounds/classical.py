@@ -12,7 +12,7 @@ from torch import Tensor
 from flatscope.context import Context
 from flatscope.errors import InputError, NotApplicable, refuse_unless_whole
 from flatscope.params import count, norm
-from flatscope.registry import Value, bound
+from flatscope.registry import FUNCTION_SYMMETRIES, SYMMETRIES, Value, bound
 from flatscope.samples import Inputs, as_rows, parts_of
 
 
@@ -31,6 +31,7 @@ def sample_complexity(gap: float, delta: float, bits: int, n_parameters: int) ->
     symbol=r"\sqrt{\tfrac{2}{n}\,(kW\log 2 + \log\tfrac{2}{\delta})}",
     paper="zhang2017",
     equation="(14), solved for the gap",
+    invariant_under=frozenset(SYMMETRIES),
     assumptions=("loss in [0, 1] (0/1 error)", "weights stored with `bits` bits each", "samples drawn independently"),
 )
 def parameter_counting(ctx: Context, *, delta: float, bits: int = 32) -> Value:
@@ -102,6 +103,7 @@ def multitask_gap(n: int, tasks: int, log_specific: float, log_shared: float, de
     symbol=r"\tfrac{1}{\sqrt{2n}} \sqrt{\ln|H| + \tfrac1T (\ln|G| + \ln\tfrac1\delta)}",
     paper="zhang2017",
     equation="(61)",
+    invariant_under=frozenset(SYMMETRIES),
     assumptions=(
         "loss in [0, 1] (0/1 error)",
         "`tasks` tasks with as many samples each share every layer but the last",
@@ -121,8 +123,8 @@ def multitask(ctx: Context, *, delta: float, tasks: int = 10, bits: int = 32) ->
         raise NotApplicable("the network has no dense or convolutional layer")
     refuse_unless_whole(bits, "bits")
     last = ctx.network.layers[-1]
-    own = count(ctx.params[name] for name in (last.weight, last.bias) if name is not None)
-    shared = count(ctx.params.values()) - own
+    own = count(ctx.trainable[name] for name in (last.weight, last.bias) if name in ctx.trainable)
+    shared = count(ctx.trainable.values()) - own
     log_two = bits * math.log(2)
     return Value(multitask_gap(ctx.problem.n_train, tasks, own * log_two, shared * log_two, delta))
 
@@ -174,6 +176,7 @@ def best_gap(
     symbol=r"\min_C\ \epsilon_C(S) + \sqrt{\tfrac{2 K_C \log 2 + 2\log(1/(\pi(C)\delta))}{n}}",
     paper="zhang2017",
     equation="Theorems 1 and 2, eq (18), (19)",
+    invariant_under=FUNCTION_SYMMETRIES,
     assumptions=(
         "loss in [0, 1]: clipped at 1 (so by construction)",
         "partitions independent of the training sample: cells around test inputs, times the labels",

@@ -44,6 +44,7 @@ SHOWN = ("l2_norm", "l1_path_norm", "l2_path_norm", "spectral_norm")
         "inputs no larger than the largest training input",
         "norms fixed before seeing the data, biases not counted (path norms count them)",
     ),
+    invariant_under={"layer_scaling", "permutation", "output_scaling"},
     needs={"classes", "chain"},
     cost="sweep",
     on_folded=True,
@@ -88,7 +89,9 @@ def largest_inputs(ctx: Context) -> dict[str, float]:
 
 
 STRUCTURE_SAMPLES = 100  # on which the network is compared with the chain of layers that the class is made of
-_by_l1_norms = partial(bound, paper="zhang2017", needs={"classes", "chain"}, on_folded=True)
+_by_l1_norms = partial(
+    bound, paper="zhang2017", invariant_under={"permutation"}, needs={"classes", "chain"}, on_folded=True
+)
 _CLASS = (
     "a chain of dense layers with ReLU between them (checked)",
     "y f(x) is the margin where there are more than two classes",
@@ -195,8 +198,7 @@ def margin_l1(ctx: Context, *, delta: float) -> Value:
     n, own, margins = ctx.problem.n_train, ctx.cached(l1_class), ctx.scores().margins
     assert margins is not None  # class labels are needed, by declaration
     complexity, ordered = own.margin_complexity(n), margins.sort().values
-    # Summed over the margins of a geometric grid the failures come to π²/6 times δ, which (60) leaves out.
-    delta = delta if own.classes == 2 else delta / 2
+    delta /= 2  # summed over the margins of a geometric grid the failures come to π²/6 times what (60) says
     candidates = [*dict.fromkeys(ordered[ordered > 0].tolist()), 2 * own.supremum]
     best, gamma = math.inf, math.nan
     for candidate in candidates:

@@ -72,6 +72,7 @@ def gaussian_kl(shift: Params, sigma: Params, prior_sigma: float | Params) -> fl
     symbol=r"\mathbb{E}_\nu \hat L(w+\nu) + \sqrt{\tfrac1n (\mathrm{KL}(w+\nu \parallel P) + \ln\tfrac{2n}{\delta})}",
     paper="neyshabur2017",
     equation="(5), (6)",
+    invariant_under={"permutation"},
     assumptions=(
         "loss in [0, 1]: the 0/1 error (so by construction)",
         "prior independent of the data: mean zero or the weights before training, its variance from a fixed grid "
@@ -249,6 +250,7 @@ def simplified(c: TheoremConstants, sigma: float, n: int, delta: float, flips: S
     r"\, C_L \overline{\|f_w\|} + \sqrt{\tfrac1n (\sum_i \|W_i\|_F^2/\sigma_i^2 + \ln\tfrac1\delta)}",
     paper="neyshabur2017",
     equation="Theorem 1 and its simplification",
+    invariant_under={"layer_scaling", "permutation"},
     assumptions=(
         "NOT CERTIFIED: evaluated as stated with the O replaced by one; its Lemma 2 has a gap",
         "a chain of dense layers with ReLU between them (checked); biases not counted",

@@ -21,7 +21,7 @@ from flatscope.errors import InputError, NotApplicable
 from flatscope.generalization_bounds.pac_bayes import loss_constant
 from flatscope.measures.psi_flatness import certified_radius, path_coordinates
 from flatscope.network.watching import Operation, replay
-from flatscope.registry import Value, bound
+from flatscope.registry import PATH_SYMMETRIES, Value, bound
 from flatscope.stopping import draw_until_precise
 from flatscope.symmetries.basis_paths import PathCoordinates
 from flatscope.symmetries.path_skeleton import ZeroSkeletonError
@@ -30,7 +30,7 @@ from flatscope.symmetries.scaling import rescaled_params
 BALANCED = 2 - math.sqrt(3)  # |v + δ| ≥ √((v² + δ²)/2), used in (37), holds only for δ/v ≥ -(2 - √3)
 
 
-_of_ball = partial(bound, paper="yi2019", cost="sweep", on_folded=True)
+_of_ball = partial(bound, paper="yi2019", invariant_under=PATH_SYMMETRIES, cost="sweep", on_folded=True)
 
 
 @dataclass(frozen=True)
@@ -206,6 +206,7 @@ def pac_bayes_gap(expected_change: float, divergence: float, n: int, delta: floa
     symbol=r"|\mathbb{E}_u \hat l(v+u) - \hat l(v)| + 4\sqrt{\tfrac1n(\mathrm{KL} + \log\tfrac{2n}{\delta})}",
     paper="yi2019",
     equation="(8)",
+    invariant_under=PATH_SYMMETRIES - {"permutation"},  # a rule by number is of the units in their order
     assumptions=(
         "loss in [0, 1]: the 0/1 error, or the loss clipped at 1",
         "prior, sigma and skeleton chosen before seeing the data: rule cyclic or diagonal",
