@@ -16,10 +16,10 @@ import flatscope
 # Files that `make test-fast` runs; the others train, start processes, open a browser, or search for long.
 # fmt: off
 FAST = {
-    "bounds", "cli_bounds", "comparing_words", "contract", "effort", "errors_of_sums", "factors", "folding", "golden",
-    "graph", "labels", "layout", "losses", "mutants", "operators", "probabilities", "problem", "registry",
-    "relative_flatness", "results", "samples", "scaling", "sharpness_theorem", "store", "sweep", "table", "targets",
-    "verdicts", "walls",
+    "bounds", "bounds_contract", "cli_bounds", "comparing_words", "contract", "effort", "errors_of_sums", "factors",
+    "folding", "golden", "graph", "labels", "layout", "losses", "mutants", "operators", "probabilities", "problem",
+    "registry", "relative_flatness", "results", "samples", "scaling", "sharpness_theorem", "store", "sweep", "table",
+    "targets", "verdicts", "walls",
 }
 # Files that `make test` leaves to `make test-all`: they start processes or a browser, read the published data, run all
 # pages of the documentation or whole networks, or count over hundreds of repeats. Single tests have their own mark.

@@ -46,12 +46,17 @@ def pac_bayes_kl(dense: Dense, alpha: float = LAST_ALPHA) -> float:
 
 
 def dense_chain(dense: Dense) -> list[tuple[Tensor, Tensor]] | None:
-    """(weight, bias) of each layer where the network is Linear, ReLU, Linear, …; None for any other."""
+    """(weight, bias) of each layer where the network is Linear, ReLU, Linear, …; None for any other.
+
+    Zeros where a layer has no bias; what stands where a BatchNorm was folded does nothing.
+    """
     modules = list(dense.tiny.model) if isinstance(dense.tiny.model, nn.Sequential) else [None]
+    modules = [module for module in modules if not isinstance(module, nn.Identity)]
     expected = [nn.Linear if i % 2 == 0 else nn.ReLU for i in range(len(modules))]
     if not all(isinstance(module, kind) for module, kind in zip(modules, expected, strict=True)):
         return None
-    return [(m.weight.detach(), m.bias.detach()) for m in modules if isinstance(m, nn.Linear)]
+    layers = [module for module in modules if isinstance(module, nn.Linear)]
+    return [(m.weight.detach(), 0 * m.weight[:, 0].detach() if m.bias is None else m.bias.detach()) for m in layers]
 
 
 def passes_through(layers: list[tuple[Tensor, Tensor]], x: Tensor) -> tuple[list[Tensor], list[Tensor]]:
@@ -145,7 +150,13 @@ def fisher_rao_norm(dense: Dense) -> float:
 
 
 def optimised_bound(
-    error: float, draws: int, weights: list[tuple[float, float, float]], n: int, delta: float, sampling_delta: float
+    error: float,
+    draws: int,
+    weights: list[tuple[float, float, float]],
+    n: int,
+    delta: float,
+    sampling_delta: float,
+    variance: float = 0.1,
 ) -> float:
     """Dziugaite and Roy (2017), letter by letter in 40 digits, from the (mean, centre, deviation) of every weight."""
     from mpmath import exp, log, mp, mpf, pi
@@ -164,8 +175,8 @@ def optimised_bound(
         logs = sum((log(s**2) for _, _, s in triples), mpf(0))
         best = None
         for j in range(1, 1500):
-            variance = mpf("0.1") * exp(-mpf(j) / 100)
-            kl = (squares / variance - len(triples) + len(triples) * log(variance) - logs) / 2
+            own = mpf(variance) * exp(-mpf(j) / 100)
+            kl = (squares / own - len(triples) + len(triples) * log(own) - logs) / 2
             price = kl + log(n * pi**2 * j**2 / (6 * mpf(delta)))  # of a union over j, each with 6 δ / (π j)²
             best = price if best is None else min(best, price)
         sampled = inverse(mpf(error), log(1 / mpf(sampling_delta)) / draws)
