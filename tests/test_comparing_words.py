@@ -97,7 +97,7 @@ def test_untrained_networks_are_on_a_slope_and_the_summary_says_what_its_ranks_m
     assert ("copy is not ranked: it is the same function as a." in text) is left_out
     (slope,) = [remark for remark in found.warnings() if remark.code == "slope"]
     assert slope in text
-    assert all(f"{name} (gradient norm " in slope for name in ("a", "b"))
+    assert all(f"{name} (one step down the gradient lowers " in slope for name in ("a", "b"))
     shared = int(found.ranking()["families_first"].sum()) > families
     assert ("several share the first place" in text) is shared
     assert all(remark in text for remark in found.ranking_remarks())
@@ -110,17 +110,19 @@ def test_untrained_networks_are_on_a_slope_and_the_summary_says_what_its_ranks_m
     assert "no ranking" in fs.compare(networks, (x, y), "margin").summary(), "margins ranked such pairs wrongly"
 
 
-def standing(gradient_norm: float) -> Standing:
-    return Standing("", 1, 0.1, 0.0, float("nan"), float("nan"), True, gradient_norm)
+def standing(fall: float, decay: float = 0.0) -> Standing:
+    nan = float("nan")
+    return Standing("", 1, 0.1, 0.0, nan, nan, True, gradient_norm=1.0, fall=fall, constant=1.0, decay=decay)
 
 
 def test_only_networks_on_a_slope_are_said_to_be() -> None:
-    norms = {"flat": 1e-5, "nearly": 9e-3, "steep": 0.5, "unknown": float("nan")}
-    (text,) = on_a_slope({name: standing(value) for name, value in norms.items()})
+    networks = {name: standing(fall) for name, fall in {"flat": 1e-7, "nearly": 1e-3, "steep": 0.05}.items()}
+    networks |= {"unknown": standing(float("nan")), "held": standing(0.05, decay=0.01)}
+    (text,) = on_a_slope(networks)
     assert text.code == "slope"
-    assert "steep (gradient norm 0.5)" in text
-    assert "nearly" not in text
-    assert on_a_slope({"flat": standing(1e-5)}) == []
+    assert "steep (one step down the gradient lowers the training loss from 0.1 to 0.05)" in text
+    assert not any(name in text for name in ("nearly", "unknown", "held"))
+    assert on_a_slope({"flat": standing(1e-7)}) == []
 
 
 @pytest.mark.parametrize("names", [["hessian_trace"], ["rho_sum", "psi_trace"], ["gradient_norm", "hessian_trace"]])

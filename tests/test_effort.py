@@ -10,8 +10,9 @@ import torch
 from torch import nn
 
 import flatscope as fs
-from flatscope.context import Context, bytes_of, make_effort, seconds_of, time_text
+from flatscope.context import Context, bytes_of, make_effort, seconds_of
 from flatscope.errors import InputError
+from flatscope.formatting import time_text
 
 
 @pytest.fixture

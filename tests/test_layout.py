@@ -36,7 +36,7 @@ LEVELS = (
     {"problem"},
     {"reading"},
     {"context", "symmetries"},
-    {"stopping"},
+    {"stopping", "descent"},
     {"curvature", "perturbation"},
     {"planning", "measured_standing", "forms", "doubts", "searching"},
     {"measuring"},

@@ -27,6 +27,7 @@ from flatscope.network.program import Structure
 from flatscope.network.watching import Rule
 from flatscope.params import Params
 from flatscope.problem import Problem
+from flatscope.progress import spend
 from flatscope.reading import layers_of_problem
 from flatscope.samples import Batch, Inputs
 
@@ -162,6 +163,10 @@ class Context:
         """Whether `cached` has a result of a function, whatever its options."""
         return any(name == f"{function.__module__}.{function.__qualname__}" for name, _ in self._cache)
 
+    def value_of(self, function: Callable[..., T]) -> T | None:
+        """What `cached` gave for this function without options; None where it has not been asked for."""
+        return self._cache.get((f"{function.__module__}.{function.__qualname__}", ()))
+
     def structural(self, function: Callable[..., T], **options: Any) -> T:
         """`function(context, **options)`, computed once for all weights that this network may have.
 
@@ -201,7 +206,9 @@ class Context:
 
     def count(self, kind: str, samples: int) -> None:
         """Charge `samples` evaluations of a kind (forward, backward, curvature), in units of passes over train."""
-        self.passes[kind] += samples / self.problem.n_train  # type: ignore[assignment]
+        passes = samples / self.problem.n_train
+        self.passes[kind] += passes  # type: ignore[assignment]
+        spend(WEIGHTS.get(kind, 1.0) * passes)
 
     def remark(self, text: str) -> None:
         """Say something once beside every table of this network."""
@@ -311,6 +318,7 @@ def _gradient(ctx: Context) -> Params:
     return {name: value / n for name, value in zip(total, summed, strict=True)}
 
 
+WEIGHTS = {"forward": 1.0, "backward": 1.0, "curvature": STANDARD.product_passes}  # of passes, in forward passes
 OVERTIME, OVERTIME_SECONDS = 0.2, 0.25  # of the budget, and besides, for a pass that is begun in time
 CURVATURES = ("hessian", "gauss_newton")
 SECONDS = {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
@@ -371,13 +379,3 @@ def _amount(given: float | str, units: dict[str, int], where: str, examples: str
     if isinstance(given, bool) or not isinstance(given, Real) or not 0 < given < math.inf:
         raise wrong
     return float(given)
-
-
-def time_text(seconds: float) -> str:
-    """A time as one says it: "4 s", "12 min", "3 h"."""
-    if seconds < 1:
-        return "1 s"
-    for unit, size in (("s", 1), ("min", 60), ("h", 3600)):
-        if seconds < 100 * size or unit == "h":
-            return f"{seconds / size:.0f} {unit}"
-    raise AssertionError

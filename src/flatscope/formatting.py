@@ -132,3 +132,13 @@ def options_words(options: str) -> str:
 def labelled(name: str, options: str) -> str:
     """A measure with those of its options that differ from the default: `psi_trace[rule=cyclic]`."""
     return f"{name}[{options_words(options)}]" if options else name
+
+
+def time_text(seconds: float) -> str:
+    """A time as one says it: "4 s", "12 min", "3 h"."""
+    if seconds < 1:
+        return "1 s"
+    for unit, size in (("s", 1), ("min", 60), ("h", 3600)):
+        if seconds < 100 * size or unit == "h":
+            return f"{seconds / size:.0f} {unit}"
+    raise AssertionError

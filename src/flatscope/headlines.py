@@ -11,7 +11,7 @@ import pandas as pd
 from flatscope.formatting import numbered, typeset, with_error, written
 from flatscope.registry import declarations
 from flatscope.rows import rows_of, searched_text
-from flatscope.standing import NEARLY, SETTLED, STANDING, Standing
+from flatscope.standing import NOT_LOOKED, STANDING, Standing
 
 NEGLIGIBLE = 1e-3  # of the largest eigenvalue: a smaller negative one is rounding
 FIRST = ("rho_sum", "psi_trace", "fisher_rao_norm", "l2_path_norm", "margin")  # invariant under every rescaling
@@ -26,19 +26,14 @@ RESCALED = {"layer_scaling", "unit_scaling"}
 def minimum_verdict(frame: pd.DataFrame, meta: Meta) -> tuple[str, str]:
     """Whether this is a minimum at all, "yes", "nearly", "no" or "unknown", and the words that say so.
 
-    Judged by the gradient norm, and by the smallest Hessian eigenvalue where it is known.
+    Judged by the fall of the loss one step down the gradient, and by the smallest Hessian eigenvalue where it is known.
     """
-    rows, value = _rows(frame, "gradient_norm"), _value(frame, "gradient_norm")
-    if not len(rows):
-        if "gradient_norm" not in meta:
-            return "unknown", "gradient norm not measured"
-        value = float(meta["gradient_norm"])
-    if math.isnan(value):
-        return "unknown", f"no gradient norm: {rows['reason'].iloc[0] or 'no reason given'}"
-    shown = f"gradient norm {written(value, 3)}{_downward(frame)}"
-    if value <= SETTLED:
-        return "yes", shown
-    return ("nearly", shown) if value <= NEARLY else ("no", f"on a slope: {shown}")
+    level, words = Standing.from_dict(meta[STANDING]).minimum if STANDING in meta else ("unknown", NOT_LOOKED)
+    if level == "unknown":
+        value = float(meta.get("gradient_norm", _value(frame, "gradient_norm")))
+        told = "" if math.isnan(value) else f"gradient norm {written(value, 3)}, which has no scale{_downward(frame)}"
+        return level, told or words
+    return level, f"{words}{_downward(frame)}"
 
 
 def table_headline(frame: pd.DataFrame, meta: Meta) -> list[str]:
@@ -48,10 +43,10 @@ def table_headline(frame: pd.DataFrame, meta: Meta) -> list[str]:
     level, words = minimum_verdict(frame, meta)
     steep = level == "no"
     minimum = {
-        "yes": f"At a minimum, as far as the gradient tells: {words}.",
+        "yes": f"At a minimum: {words}.",
         "nearly": f"Nearly at a minimum: {words}.",
-        "no": f"No minimum: {words.removeprefix('on a slope: ')}. Train on before flatness is read.",
-        "unknown": "" if "not measured" in words else f"Whether this is a minimum is not known: {words}.",
+        "no": f"No minimum: {words}. Train on before flatness is read.",
+        "unknown": "" if words == NOT_LOOKED else f"Whether this is a minimum is not known: {words}.",
     }[level]
     cautions = [str(remark) for remark in meta.get("remarks", ()) if not str(remark).startswith("still on a")]
     lines = [minimum, _sentence(cautions[0]) if cautions else "", _fit(meta), _flatness(frame)]

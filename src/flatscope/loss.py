@@ -55,6 +55,8 @@ class Loss:
         if not isinstance(values, Tensor) or values.shape != (len(outputs),):
             found = f"shape {tuple(values.shape)}" if isinstance(values, Tensor) else type(values).__name__
             fix = f"Use reduction='none' and sum over everything but the samples, or name one of {', '.join(LOSSES)}"
+            if isinstance(values, Tensor) and values.ndim == 0:
+                fix = "Leave out the mean over samples: loss.flatten(1).mean(1) in place of loss.mean()"
             raise InputError(f"one loss per sample, shape ({len(outputs)},)", found, f"loss {self.name}", fix)
         return values if self.divisor == 1 else values / self.divisor
 

@@ -1,10 +1,11 @@
-"""Where a network stands, measured: losses, errors, and the gradient norm that says whether it is at a minimum."""
+"""Where a network stands, measured: losses, errors, and whether it is at a minimum."""
 
 from __future__ import annotations
 
 import math
 
 from flatscope.context import Context
+from flatscope.descent import descent
 from flatscope.errors import FlatscopeError
 from flatscope.guards import own_settings
 from flatscope.network.tracing import trace
@@ -13,12 +14,13 @@ from flatscope.problem import Problem
 from flatscope.standing import Standing
 
 
-def standing_of(context: Context, folded: Problem | None = None) -> Standing:
+def standing_of(context: Context, folded: Problem | None = None, *, descends: bool = True) -> Standing:
     """Where the network of a context stands: its size, its losses and errors, whether it can be rescaled.
 
     Args:
         context: the network as given.
         folded: the same network without BatchNorm, where it has any.
+        descends: whether to look how far the loss falls down the gradient: some ten forward passes.
     """
     problem, plainer = context.problem, folded or context.problem
     with own_settings(problem.generators):
@@ -39,12 +41,24 @@ def standing_of(context: Context, folded: Problem | None = None) -> Standing:
         rescalable=rescalable,
         gradient_norm=gradient_norm(context),
         n_test=0 if problem.test is None else problem.test.n,
+        **(_descended(context) if descends else {}),
     )
 
 
 def has_scales(problem: Problem) -> bool:
     """True for a network some of whose units can be rescaled."""
     return trace(problem.model, problem.example()).n_classes > 0
+
+
+def _descended(context: Context) -> dict[str, float]:
+    """The fall of the loss, and what it is measured against; nothing where the network cannot be differentiated."""
+    try:
+        found = descent(context)
+    except Warning:  # raised only where the user turned warnings into errors
+        raise
+    except Exception:  # what cannot be differentiated, and for what there is no time, loses nobody a table
+        return {}
+    return {"fall": found.fall, "constant": found.constant, "decay": found.decay}
 
 
 def gradient_norm(context: Context) -> float:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from flatscope.context import Context, Effort, make_effort, time_text
+from flatscope.context import Context, Effort, make_effort
 from flatscope.doubts import look_at_fit, look_at_gradient
 from flatscope.errors import (
     FlatscopeError,
@@ -25,15 +25,15 @@ from flatscope.errors import (
     missing_derivative,
     refuse_unknown,
 )
-from flatscope.formatting import number
+from flatscope.formatting import time_text
 from flatscope.forms import point_of, refuse_missing
 from flatscope.guards import let_go, own_settings
-from flatscope.measured_standing import gradient_norm, standing_of
-from flatscope.planning import Schedule, has_time, make_schedule, shared_work, traces_alone
+from flatscope.measured_standing import standing_of
+from flatscope.planning import Schedule, advise_matrix, has_time, make_schedule, shared_work, traces_alone
 from flatscope.problem import Problem
 from flatscope.progress import progress
 from flatscope.registry import Declaration, Result, Value, declarations, select
-from flatscope.standing import NEARLY, STANDING
+from flatscope.standing import STANDING
 from flatscope.symmetries.folding import has_batchnorm
 from flatscope.table import Table, options_text
 from flatscope.version import __version__
@@ -200,13 +200,14 @@ def _run(ctx: Context, kind: str, names: Names, options: Options, common: Row, w
                 if watch is not None:
                     watch(entry, rows)
             if any(entry.falls_with_loss for entry in chosen) and (effort.end is None or time.monotonic() < effort.end):
-                where_it_stands |= _slope(ctx) | _standing(ctx)
+                where_it_stands |= _standing(ctx)
         except KeyboardInterrupt as stop:
             left = ", ".join(entry.name for entry in chosen if entry.name not in found)
             text = f"{str(stop) or 'Interrupted'}: {len(found)} of {len(chosen)} {kind}s are done; go on with {left}"
             raise Interrupted(text, table()) from None
         finally:
             ctx.effort = effort
+        advise_matrix(ctx, {name: rows[0]["seconds"] for name, rows in found.items()}, kind)
         if kind == "measure" and any(ctx.passes.values()):  # one pass more is little where some were made
             with ctx.charged_to_nobody():
                 look_at_fit(ctx)
@@ -215,25 +216,19 @@ def _run(ctx: Context, kind: str, names: Names, options: Options, common: Row, w
     return table()
 
 
-def _slope(ctx: Context) -> dict[str, float]:
-    """The gradient norm, without which no flatness can be read; a remark where this is no minimum."""
-    with ctx.charged_to_nobody():
-        length = gradient_norm(ctx)
-    if length > NEARLY:
-        ctx.remark(
-            f"still on a slope (gradient norm {number(length)}): curvature here describes where training stopped, "
-            "not a minimum"
-        )
-    return {} if math.isnan(length) else {"gradient_norm": length}
-
-
 def _standing(ctx: Context) -> Row:
-    """Losses and errors of training and test set, which stand beside every table of flatness."""
+    """Losses, errors, the gradient norm and the fall down the gradient, without which no flatness can be read."""
     with ctx.charged_to_nobody():
         try:
-            return {STANDING: standing_of(ctx).to_dict()}
+            stands = standing_of(ctx)
         except FlatscopeError:  # outputs that are no numbers, or no time: the rows say so
             return {}
+    if stands.on_a_slope:
+        ctx.remark(
+            f"still on a slope ({stands.minimum[1]}): curvature here describes where training stopped, not a minimum"
+        )
+    length = stands.gradient_norm
+    return {STANDING: stands.to_dict()} | ({} if math.isnan(length) else {"gradient_norm": length})
 
 
 def _steps(ctx: Context, schedule: Schedule, options: Options, common: Row) -> Iterator[tuple[Declaration, list[Row]]]:
@@ -244,8 +239,8 @@ def _steps(ctx: Context, schedule: Schedule, options: Options, common: Row) -> I
     with progress("Measuring", total=max(left, 1e-9), lines=True, counted=False) as advance:
         for number, entry in enumerate(schedule.entries, start=1):
             note = f"{entry.name} ({number} of {len(schedule.entries)})"
-            advance(0, note=note)
             cost, stops = schedule.cost(entry, paid), schedule.stops(entry)
+            advance(0, note=note, coming=cost, slow=schedule.cheaper_matrix(entry))
             seconds = slowness * cost * (schedule.seconds or 0.0)
             begun = time.monotonic()
             if begins := has_time(ctx, whole, seconds, stops):
@@ -262,7 +257,7 @@ def _steps(ctx: Context, schedule: Schedule, options: Options, common: Row) -> I
             if begins and cost >= 1 and schedule.seconds:
                 spent, expected = spent + time.monotonic() - begun, expected + cost * schedule.seconds
                 slowness = max(1.0, spent / expected)
-            advance(cost, note=note)
+            advance(cost)
             yield entry, rows
 
 

@@ -8,18 +8,18 @@ from dataclasses import dataclass
 
 import torch
 
-from flatscope.context import Context, Effort, time_text
+from flatscope.context import WEIGHTS, Context, Effort
+from flatscope.formatting import time_text
 from flatscope.limits import STANDARD
-from flatscope.registry import Declaration
+from flatscope.registry import Declaration, declarations
 
-# In units of a forward pass over the training data.
-WEIGHTS = {"forward": 1.0, "backward": 1.0, "curvature": STANDARD.product_passes}
 COLUMN = STANDARD.column_passes
 # What others have paid for already: the sweep's columns, and the gradient.
 SHARED = {"sweep", "gradient"}
 # Measures that declare neither `passes` nor `typical` take what their kind of cost usually takes.
 BY_COST = {"light": {"forward": 1.0}, "sweep": {"sweep": 1.0}, "long": {"forward": 500.0}}
 TIMED_SAMPLES = 256
+SLOW_SECONDS, SLOWER = 5.0, 5.0  # of the Hessian before another matrix is advised, and how many times as long
 LEAST_SHARE = 0.1  # of its usual time without which an estimate or a search is not begun
 
 
@@ -67,6 +67,7 @@ class Schedule:
     seconds: float | None = None  # of one forward pass over the training data; None where it was not timed
     left_out: tuple[str, ...] = ()  # names of those that nobody asked for
     sweep: float | None = None  # passes of a sweep by the route, where that was asked
+    hessian: bool = True  # whether the curvature is that of the Hessian itself
 
     def cost(self, entry: Declaration, paid: set[str]) -> float:
         """Estimated forward passes over the training data for a measure, where so much is paid for already."""
@@ -81,6 +82,14 @@ class Schedule:
             total += self.cost(entry, paid)
             paid |= shared_work(entry)
         return total
+
+    def cheaper_matrix(self, entry: Declaration) -> str:
+        """What to say where the Hessian takes longer than the sweep that gives its Gauss-Newton part."""
+        if not self.hessian or "sweep" not in expected(entry):
+            return ""
+        cost = units(entry, self.columns, n=self.samples)
+        about = f" would take about {time_text(cost * self.seconds)}" if self.seconds else " is cheaper"
+        return f'curvature="gauss_newton"{about}'
 
     def stops(self, entry: Declaration) -> bool:
         """Whether a measure ends early with what it has when its time is up."""
@@ -115,8 +124,10 @@ def make_schedule(
     if sampled := ctx.effort.precision > 0 and columns > ctx.effort.limits.usual_draws:
         columns = ctx.effort.limits.usual_draws
     ordered = sorted(chosen, key=lambda entry: units(entry, columns, n=n)) if budget else chosen
-    seconds = ctx.cached(seconds_of_a_pass) if budget or timed else None
-    return Schedule(tuple(ordered), columns, n, sampled, seconds, tuple(left_out))
+    seconds = (ctx.cached if budget or timed else ctx.value_of)(seconds_of_a_pass)
+    return Schedule(
+        tuple(ordered), columns, n, sampled, seconds, tuple(left_out), hessian=ctx.effort.curvature == "hessian"
+    )
 
 
 def seconds_of_a_pass(ctx: Context) -> float:
@@ -143,3 +154,26 @@ def has_time(ctx: Context, effort: Effort, seconds: float, stops: bool) -> bool:
     left = effort.deadline - time.monotonic()
     enough = left > 0 and left >= seconds * (LEAST_SHARE if stops else 1.0)
     return not ctx.problem.ranks.anywhere(not enough)
+
+
+def advise_matrix(ctx: Context, seconds: Mapping[str, float], kind: str) -> None:
+    """Remark where the Hessian of the sweep's measures took far longer than its Gauss-Newton part would.
+
+    Args:
+        ctx: the network.
+        seconds: that each measure took, by its name.
+        kind: "measure" or "bound".
+    """
+    known = declarations(kind)
+    took = sum(spent for name, spent in seconds.items() if "sweep" in expected(known[name]))
+    if ctx.effort.curvature != "hessian" or took < SLOW_SECONDS or ctx.problem.ranks.size > 1:
+        return
+    with ctx.charged_to_nobody():
+        columns = max(1, ctx.problem.n_outputs - 1)
+        drawn = STANDARD.usual_draws if ctx.effort.precision > 0 else columns
+        cheaper = ctx.cached(seconds_of_a_pass) * (1 + COLUMN * min(columns, drawn))
+    if took > SLOWER * cheaper:
+        ctx.remark(
+            f"the Hessian took {time_text(took)}; its Gauss-Newton part would take about {time_text(cheaper)} "
+            '(curvature="gauss_newton", --curvature gauss_newton): the matrix that most papers on large models mean'
+        )

@@ -1,4 +1,8 @@
-"""Progress with time left: a bar on a terminal, for work of over two seconds; a line every ten seconds elsewhere."""
+"""Progress with time left: a bar on a terminal, for work of over two seconds; a line every ten seconds elsewhere.
+
+The time left is said where it is known, and no share of the work is shown where it is not: from what has been done so
+far, or from what the thing in hand tells of itself (`tell`: draws taken of those that seem to be needed).
+"""
 
 from __future__ import annotations
 
@@ -8,19 +12,130 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import MofNCompleteColumn, Progress, ProgressColumn, TextColumn
+from rich.progress import Task as BarTask
+from rich.progress_bar import ProgressBar
+from rich.text import Text
 
-from flatscope.formatting import printable
+from flatscope.formatting import printable, time_text
 
 DELAY_SECONDS = 2.0
 LINE_SECONDS = 10.0
-KNOWN_SHARE = 0.05  # of the work, before which the time left is not guessed
-NEARLY_ALL = 0.99  # said of work that takes longer than expected
+KNOWN_SHARE = 0.05  # of the work, before which the time left is not guessed from what has been done
+INNER_SHARE = 0.02  # of the thing in hand, before which its time left is not guessed from what it tells
 
 Advance = Callable[..., None]
+_work: ContextVar[Work | None] = ContextVar("work in hand", default=None)
+
+
+class Work:
+    """How much of some work is done, and how long the rest will take.
+
+    Args:
+        total: how many steps there will be; None if unknown.
+    """
+
+    def __init__(self, total: float | None) -> None:
+        self.total, self.done, self.coming, self.note, self.slow = total, 0.0, 0.0, "", ""
+        self.begun = self.last = time.monotonic()
+        self._forget()
+
+    def _forget(self) -> None:
+        self._taken, self._needed, self._unit, self._spent = 0.0, 0.0, "", 0.0
+
+    def advance(self, steps: float = 1, note: str = "", coming: float = 0.0, slow: str = "") -> None:
+        """Steps that are done, and what comes now, with its expected steps and advice if it is slow."""
+        if steps or coming:
+            self.last = time.monotonic()
+            self._forget()
+        self.done, self.note, self.coming, self.slow = self.done + steps, note, coming, slow
+
+    def tell(self, taken: float, needed: float | None, unit: str) -> None:
+        """How far the thing in hand is."""
+        self._taken, self._unit = taken, unit
+        self._needed = self._needed if needed is None else needed
+
+    def spend(self, steps: float) -> None:
+        """Steps of the thing in hand that are done; what it tells of itself is better."""
+        self._spent += steps
+
+    @property
+    def _share_of_it(self) -> float:
+        """Share of the thing in hand that is done; 0 where nothing tells."""
+        if self._unit:
+            return self._taken / self._needed if self._needed > 0 else 0.0
+        return self._spent / self.coming if self.coming > 0 else 0.0
+
+    @property
+    def inner(self) -> str:
+        """How far the thing in hand is, in words, with advice where it takes more than expected; or empty."""
+        return ", ".join(filter(None, [self._told, self.slow if self._spent > self.coming > 0 else ""]))
+
+    @property
+    def _told(self) -> str:
+        if not self._unit:
+            return ""
+        more = self._taken < self._needed
+        return (
+            f"{self._taken:,.0f} of about {self._needed:,.0f} {self._unit}"
+            if more
+            else f"{self._taken:,.0f} {self._unit}"
+        )
+
+    def left(self, now: float) -> float | None:
+        """Seconds until all is done; None where nothing tells."""
+        if not self.total:
+            return None
+        here, share = now - self.last, self._share_of_it
+        known, rest = INNER_SHARE <= share < 1, max(self.total - self.done - self.coming, 0.0)
+        pace = (self.last - self.begun) / self.done if self.done > KNOWN_SHARE * self.total else None
+        if pace is None and known and self.coming:
+            pace = here / share / self.coming
+        if pace is None or (rest + self.coming <= 0 and not known):
+            return None
+        if known:
+            return here * (1 - share) / share + rest * pace
+        left = (self.coming + rest) * pace - here
+        return left if left > 0 and (not self.coming or here <= self.coming * pace) else None
+
+    def share(self, now: float) -> float | None:
+        """Share of the time that is over; None where the time left is not known."""
+        left, spent = self.left(now), now - self.begun
+        if left is None:
+            return None
+        return spent / (spent + left) if spent + left > 0 else 0.0
+
+    def words(self, now: float) -> str:
+        """The line that is said where there is no terminal."""
+        share, left = self.share(now), self.left(now)
+        part = f" {share:.0%}" if share is not None else ""
+        rest = f", about {time_text(left)} left" if left is not None else ""
+        what = ", ".join(filter(None, [self.note, self.inner]))
+        return f"{part} after {now - self.begun:.0f} s{rest}{f': {what}' if what else ''}"
+
+
+def tell(taken: float, needed: float | None, unit: str) -> None:
+    """Say how far the thing in hand is to whoever shows the progress of the whole; nothing where nobody does.
+
+    Args:
+        taken: draws, products or passes so far.
+        needed: how many seem to be needed; None for as many as before.
+        unit: their name, in the plural.
+    """
+    work = _work.get()
+    if work is not None:
+        work.tell(taken, needed, unit)
+
+
+def spend(steps: float) -> None:
+    """Say that so many of the expected steps of the thing in hand are done."""
+    work = _work.get()
+    if work is not None:
+        work.spend(steps)
 
 
 @contextmanager
@@ -33,9 +148,11 @@ def progress(
     counted: bool = True,
     shown: bool = True,
 ) -> Iterator[Advance]:
-    """Yield `advance(steps=1, note="")`; the bar appears on stderr once the work has run for two seconds.
+    """Yield `advance(steps=1, note="", coming=0, slow="")`; the bar appears on stderr after two seconds.
 
-    `note` says what is being done. What is printed to stderr meanwhile stands above the bar.
+    `note` says what is being done, `coming` how many steps it is expected to take, `slow` what to do where it takes
+    more. What is printed to stderr meanwhile stands above the bar. Inside of another progress nothing is drawn: its
+    steps are told there.
 
     Args:
         description: what is being done, in one or two words.
@@ -47,76 +164,115 @@ def progress(
     """
     console = console or Console(stderr=True)
     shown = shown and os.environ.get("RANK", "0") == "0"  # of several ranks the first one speaks
-    if shown and console.is_terminal:
-        with _bar(description, total, console, counted) as advance:
-            yield advance
-    elif shown and lines:
-        with _lines(description, total, console) as advance:
-            yield advance
-    else:
-        yield lambda steps=1, note="": None
+    work = Work(total)
+    if shown and _work.get() is not None:
+        yield _telling(work, description)
+        return
+    before = _work.set(work if shown else _work.get())
+    try:
+        if shown and console.is_terminal:
+            with _bar(description, work, console, counted):
+                yield work.advance
+        elif shown and lines:
+            with _lines(description, work, console):
+                yield work.advance
+        else:
+            yield work.advance
+    finally:
+        _work.reset(before)
+
+
+def _telling(work: Work, description: str) -> Advance:
+    """Steps of a part of some work, told to the whole."""
+
+    def advance(steps: float = 1, note: str = "", coming: float = 0.0, slow: str = "") -> None:
+        work.advance(steps, note, coming, slow)
+        if work.total:
+            tell(work.done, work.total, f"steps of {description[:1].lower()}{description[1:]}")
+
+    return advance
+
+
+class _Share(ProgressColumn):
+    """The bar: how much of the time is over, moving where that is not known."""
+
+    def __init__(self, work: Work) -> None:
+        super().__init__()
+        self._state = work
+
+    def render(self, task: BarTask) -> ProgressBar:
+        """Share of the time that is over."""
+        share = self._state.share(time.monotonic())
+        return ProgressBar(1.0, share or 0.0, width=30, pulse=share is None, animation_time=task.get_time())
+
+
+class _Left(ProgressColumn):
+    """Time so far and time left, and how far the thing in hand is."""
+
+    def __init__(self, work: Work) -> None:
+        super().__init__()
+        self._state = work
+
+    def render(self, task: BarTask) -> Text:
+        """In words."""
+        del task
+        now = time.monotonic()
+        left = self._state.left(now)
+        rest = f"{time_text(left)} left" if left is not None else f"after {time_text(now - self._state.begun)}"
+        return Text(", ".join(filter(None, [rest, self._state.inner])))
 
 
 @contextmanager
-def _bar(description: str, total: float | None, console: Console, counted: bool) -> Iterator[Advance]:
+def _bar(description: str, work: Work, console: Console, counted: bool) -> Iterator[None]:
     count = (MofNCompleteColumn(),) if counted else ()
-    columns = (TextColumn("{task.description}"), BarColumn(), *count, TimeRemainingColumn())
-    bar = Progress(*columns, TextColumn("{task.fields[note]}"), console=console, transient=True)
-    task = bar.add_task(description, total=total, note="")
-    begun = time.monotonic()
-    visible = False
+    columns = (TextColumn("{task.description}"), _Share(work), *count, _Left(work), TextColumn("{task.fields[note]}"))
+    bar = Progress(*columns, console=console, transient=True)
+    task = bar.add_task(description, total=work.total, note="")
+    visible, plain = threading.Event(), work.advance
 
-    def advance(steps: float = 1, note: str = "") -> None:
-        nonlocal visible
-        bar.update(task, advance=steps, note=escape(printable(note)))
-        if not visible and time.monotonic() - begun > DELAY_SECONDS:
+    def advance(steps: float = 1, note: str = "", coming: float = 0.0, slow: str = "") -> None:
+        plain(steps, note, coming, slow)
+        bar.update(task, completed=work.done, note=escape(printable(note)))
+
+    def appear() -> None:
+        if not over.wait(DELAY_SECONDS):
+            visible.set()
             bar.start()
-            visible = True
 
+    over = threading.Event()
+    work.advance = advance  # type: ignore[method-assign]
+    waiting = threading.Thread(target=appear, daemon=True)
+    waiting.start()
     try:
-        yield advance
+        yield
     finally:
-        if visible:
+        over.set()
+        waiting.join()
+        if visible.is_set():
             bar.stop()
 
 
 @contextmanager
-def _lines(description: str, total: float | None, console: Console) -> Iterator[Advance]:
+def _lines(description: str, work: Work, console: Console) -> Iterator[None]:
     """A line every ten seconds, by a thread: one step may take minutes.
 
     Most work is over in milliseconds: nobody waits for the thread to begin or to end. It says nothing after the end.
     """
-    begun = last = time.monotonic()
-    done, doing, over = 0.0, "", False
+    over = False
     working, speaking = threading.Lock(), threading.Lock()
     working.acquire()
-
-    def advance(steps: float = 1, note: str = "") -> None:
-        nonlocal done, doing, last
-        done, doing, last = done + steps, note, time.monotonic() if steps else last
 
     def speak() -> None:
         while not working.acquire(timeout=LINE_SECONDS):
             with speaking:
                 if over:
                     return
-                line()
-
-    def line() -> None:
-        spent = time.monotonic() - begun
-        share = done / total if total else 0.0
-        left = ""
-        if KNOWN_SHARE < share < 1:  # guessed when the last step ended: a long one must not raise it while it runs
-            whole = (last - begun) / share
-            left = f", about {whole - spent:.0f} s left" if whole > spent else ", longer than expected"
-            share = max(share, min(spent / whole, NEARLY_ALL))  # else it stands still while the time left runs out
-        part = f" {share:.0%}" if total else ""
-        what = f": {doing}" if doing else ""
-        console.print(printable(f"{description}:{part} after {spent:.0f} s{left}{what}"), soft_wrap=True, markup=False)
+                text = printable(f"{description}:{work.words(time.monotonic())}")
+                console.print(text, soft_wrap=True, markup=False)
 
     _thread.start_new_thread(speak, ())
     try:
-        yield advance
+        yield
     finally:
         with speaking:
             over = True

@@ -7,9 +7,14 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-# Gradient norms up to which a network counts as settled, and as nearly so; beyond, training stopped on a slope. Rules
-# of thumb, and said to be: the gradient norm has no natural scale.
-SETTLED, NEARLY = 1e-3, 1e-2
+from flatscope.formatting import written
+
+# Falls of the loss by one step down the gradient, as shares of the loss of the best constant output, up to which a
+# network counts as settled, and as nearly so; beyond, training stopped on a slope. True minima had less than 1e-6,
+# those whose training was broken off more than 2e-3 (tests of descents).
+SETTLED, NEARLY = 2e-4, 2e-3
+HOPEFUL = 0.98  # share of the loss of a constant output above which a network has learnt nothing
+NOT_LOOKED = "not looked for"
 STANDING = "standing"  # key of a table's metadata under which commands keep where its network stands
 
 
@@ -27,6 +32,9 @@ class Standing:
         rescalable: whether some unit can be rescaled without changing the function.
         gradient_norm: of the mean training loss, over the trainable parameters as given: is this a minimum at all?
         n_test: number of test samples; 0 without a test set.
+        fall: of the training loss by one step down the gradient; NaN where it was not looked for.
+        constant: training loss of the best output that does not depend on the inputs; NaN where it is not known.
+        decay: weight decay that explains what is left of the gradient; 0 where none does.
     """
 
     architecture: str
@@ -38,11 +46,42 @@ class Standing:
     rescalable: bool
     gradient_norm: float = math.nan
     n_test: int = 0
+    fall: float = math.nan
+    constant: float = math.nan
+    decay: float = 0.0
+
+    @property
+    def share(self) -> float:
+        """The fall as a share of what a constant output has to lose; of the loss itself where that is not known."""
+        whole = self.loss if math.isnan(self.constant) else self.constant
+        return self.fall / whole if whole > 0 else self.fall
+
+    @property
+    def tells_nothing(self) -> bool:
+        """Whether the training loss is no better than that of an output that does not depend on the inputs."""
+        return self.loss > HOPEFUL * self.constant
 
     @property
     def on_a_slope(self) -> bool:
-        """Whether training stopped where the loss still falls clearly; False where the gradient is not known."""
-        return self.gradient_norm > NEARLY
+        """Whether training stopped where the loss still falls clearly; False where that is not known."""
+        return self.share > NEARLY and not self.decay
+
+    @property
+    def minimum(self) -> tuple[str, str]:
+        """Whether this is a minimum, "yes", "nearly", "no" or "unknown", and the words that say so."""
+        if math.isnan(self.fall):
+            return "unknown", NOT_LOOKED
+        nothing = f", no better than outputs that do not depend on the inputs ({written(self.constant, 3)})"
+        less = nothing if self.tells_nothing else ""
+        what = f"the training loss {written(self.loss, 3)}{less}"
+        if self.decay:
+            held = f"a weight decay of about {written(self.decay, 2)} explains it"
+            return "yes", f"the gradient is not zero, but {held}; {what}"
+        if self.on_a_slope:
+            way = f"from {written(self.loss, 3)} to {written(max(self.loss - self.fall, 0.0), 3)}"
+            return "no", f"one step down the gradient lowers the training loss {way}{less}"
+        win = f"one step down the gradient wins {written(self.fall, 2)} of {what}"
+        return ("yes" if self.share <= SETTLED else "nearly"), win
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values; NaN as None."""

@@ -25,6 +25,7 @@ from torch import Tensor
 from flatscope.context import Context
 from flatscope.errors import NotApplicable
 from flatscope.limits import STANDARD, Limits
+from flatscope.progress import tell
 
 T = TypeVar("T")
 
@@ -38,10 +39,12 @@ class Sampler(ABC, Generic[T]):
     Attributes:
         first_look: draws before errors are looked at.
         taken: draws so far.
+        unit: what one is called, in the plural.
     """
 
     first_look: int = 2
     taken: int = 0
+    unit: str = "draws"
 
     @property
     def most(self) -> float:
@@ -98,6 +101,7 @@ def sample_until(sampler: Sampler[T], precision: float) -> T:
         if ended:
             return sampler.result(ended)
         needed = draws_needed(sampler.taken, imprecise, precision)
+        tell(sampler.taken, min(needed, sampler.most), sampler.unit)
         exact = sampler.exact(needed)
         if exact is not None:
             return exact

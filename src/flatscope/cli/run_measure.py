@@ -109,7 +109,7 @@ def _deliver(
         remarks = [remark for remark in table.meta.pop("remarks", []) if not remark.startswith(TRAINING_ERROR)]
         if remarks or doubt:
             table.meta["remarks"] = [*remarks, *filter(None, [doubt])]
-    tables["measures"].meta[STANDING] = fit.standing.to_dict()
+    tables["measures"].meta.setdefault(STANDING, fit.standing.to_dict())
     show_note(str(fit))
     left = [name for name in declarations("bound") if name not in chosen_bounds(given.bounds, given.bound)]
     if given.bounds and left:
@@ -196,7 +196,7 @@ class Fit:
         """Loss and error of the network of a context."""
         problem = context.problem
         n_test = 0 if problem.test is None else problem.test.n
-        return cls(data.name, data.how, problem.n_train, n_test, standing_of(context))
+        return cls(data.name, data.how, problem.n_train, n_test, standing_of(context, descends=False))
 
     def doubt(self, saved: float | None) -> str:
         """What to say where most training samples are misclassified, or far more than was saved with the weights."""

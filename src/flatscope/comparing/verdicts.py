@@ -242,10 +242,10 @@ def loss_remark(networks: Mapping[str, Standing], loss: str) -> list[Remark]:
 
 def on_a_slope(networks: Mapping[str, Standing]) -> list[Remark]:
     """A warning, in a sentence, where networks are not at a minimum."""
-    steep = {name: network.gradient_norm for name, network in networks.items() if network.on_a_slope}
+    steep = {name: network for name, network in networks.items() if network.on_a_slope}
     if not steep:
         return []
-    shown = ", ".join(f"{name} (gradient norm {number(value)})" for name, value in steep.items())
+    shown = ", ".join(f"{name} ({network.minimum[1]})" for name, network in steep.items())
     text = f"Still on a slope: {shown}. Curvature there describes where training stopped, not a minimum."
     return [Remark("slope", text)]
 

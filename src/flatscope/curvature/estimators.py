@@ -18,7 +18,10 @@ from flatscope.curvature.memory import allowed
 from flatscope.curvature.random_signs import Signs
 from flatscope.curvature.symmetric_operator import Key, Parts, Readings, SymmetricOperator
 from flatscope.limits import STANDARD, Limits
+from flatscope.progress import tell
 from flatscope.stopping import TIME_IS_UP, Sampler, degrees, relative_error, sample_until, student
+
+PRODUCTS = "products with random vectors"
 
 
 @dataclass
@@ -137,6 +140,8 @@ class HutchinsonDraws(Sampler[DiagonalSums]):
         limits: the same.
     """
 
+    unit = PRODUCTS
+
     def __init__(self, operator: SymmetricOperator, signs: Signs, asked: Asked, limits: Limits) -> None:
         self._operator, self._asked, self._limits = operator, asked, limits
         self._size = size = operator.size
@@ -242,6 +247,7 @@ class ProductDraws:
             if keep:
                 self._kept.append(product)
             self._next = some.stop
+            tell(self._next, None, PRODUCTS)
         return self._next - first
 
     def _vectors(self, some: range, group: int) -> Tensor:
