@@ -169,6 +169,25 @@ def test_a_population_is_built_scored_and_joined(soon: None, tmp_path: Path, mon
         benchmark(lambda_named("words", "many"), networks="all", store=store, workers=0)
 
 
+def test_a_first_look_needs_no_download(soon: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLATSCOPE_DATA", str(tmp_path / "nothing"))
+    asked = [largest_weight, "path_norm"]
+    board = benchmark(asked, networks=8, data="digits", store=str(tmp_path / "store"), workers=0)
+    assert set(board.names) == {"largest_weight", "path_norm", ORACLE, CHANCE}
+    assert {data for data, _ in board.populations} == {"digits"}
+    assert "do not put these" in board.headline
+    assert board.meta["own"] == ["largest_weight"]
+    with pytest.raises(InputError, match="digits"):
+        benchmark(largest_weight, data="mnist")
+
+
+def test_missing_images_are_said_before_anything_is_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLATSCOPE_DATA", str(tmp_path / "nothing"))
+    monkeypatch.setattr(leaderboard, "train", lambda *_, **__: pytest.fail("a network is trained"))
+    with pytest.raises(InputError, match=r"images of cifar10.*data fetch cifar10.*--data digits"):
+        benchmark(largest_weight, networks=8, store=str(tmp_path / "store"), workers=0)
+
+
 def test_interrupts_change_nothing_of_the_callers_and_no_score(
     soon: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -53,6 +53,9 @@ class BenchmarkCommand(OutputOptions):
         str | None,
         typer.Option(help="How many, a power of 2 from 8 up, or all; by default all, 64 for measures of your own."),
     ] = None
+    data: Annotated[
+        str | None, typer.Option(help="digits: networks on the embedded digits, for a first look without a download.")
+    ] = None
     store: Annotated[
         str | None, typer.Option(help="Folder of the trained networks; else one in the user's cache folder.")
     ] = None

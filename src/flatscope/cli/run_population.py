@@ -98,8 +98,8 @@ def run_benchmark(given: BenchmarkCommand) -> None:
         board = rebuild(given.rebuild, given.store, workers=given.workers)
         show_note(f"table and leaderboards written to {given.rebuild}")
     else:
-        board = benchmark(given.measures, networks=count, store=given.store, workers=given.workers)
-    if not given.measures and count is None and given.rebuild is None:
+        board = benchmark(given.measures, networks=count, data=given.data, store=given.store, workers=given.workers)
+    if not (given.measures or given.data) and count is None and given.rebuild is None:
         few = released_leaderboard(few=True)
         page = {"All networks": board, f"{few.meta['networks']} networks, also the long measures": few}
         show_note(f"measures that take long are scored on {few.meta['networks']} networks: --networks {SUBSET}")

@@ -13,6 +13,9 @@ from typing import Any
 
 from flatscope.errors import InputError, UnknownNameError
 
+# Modules by the names that stores of earlier versions have for them, and where they are now.
+MOVED = {"flatscope.benchmarking.recipe": "flatscope.training.benchmarking.recipe"}
+
 
 def find_factory(source: str) -> Callable[..., Any]:
     """The callable of that name. The user's own code is imported, and so run."""
@@ -30,7 +33,7 @@ def find_factory(source: str) -> Callable[..., Any]:
 def _from_path(target: str) -> ModuleType:
     try:
         with _importing_from(Path.cwd()):  # a console script does not have it on its path, unlike `python -m`
-            return importlib.import_module(target)
+            return importlib.import_module(MOVED.get(target, target))
     except Exception as error:
         fix = "A file is named with its ending: path/to/file.py:factory"
         raise InputError("a module that can be imported", _said(error), target, fix) from error

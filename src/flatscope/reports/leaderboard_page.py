@@ -90,7 +90,7 @@ def leaderboard_sentences(board: Leaderboard) -> list[str]:
             f"{name} {training[name].words}, for two widths in {width[name].percent(width[name].psi)}" for name in names
         ]
         sentences += [f"For two trainings of one architecture: {'; '.join(told_of)}."] if names else []
-    elif board.meta.get("own"):
+    elif board.meta.get("own") or board.meta.get("data"):
         sentences.append("Fewer networks than the released 1,024: do not put these Ψ beside theirs.")
     return sentences
 

@@ -16,10 +16,11 @@ from flatscope.comparing.records import FILE as RECORDS_FILE
 from flatscope.comparing.records import records_by_measure
 from flatscope.context import Context
 from flatscope.disk import write_whole
-from flatscope.errors import InputError
+from flatscope.errors import FlatscopeError, InputError, refuse_unknown
 from flatscope.files import from_parquet_bytes, parquet_bytes
 from flatscope.guards import own_settings
 from flatscope.inputs.factories import find_factory
+from flatscope.inputs.loading import load
 from flatscope.inputs.public_sets import data_root
 from flatscope.measuring import measure
 from flatscope.problem import Problem
@@ -28,10 +29,12 @@ from flatscope.registry import Value, declarations, select
 from flatscope.result import Result, checked_columns
 from flatscope.training.benchmarking.differences import by_difference
 from flatscope.training.benchmarking.recipe import (
+    EMBEDDED,
     RESCALED,
     STOPS,
     SUBSET,
     build,
+    collected,
     configuration,
     options_of,
     records,
@@ -134,7 +137,7 @@ class Leaderboard(Result):
         if wrong and len(known) > 1:
             lines.append(f"{len(wrong)} of {len(known)} measures rank them wrongly more often than rightly.")
         few = self.meta.get("networks") != RELEASED
-        if self.meta.get("own") and few:
+        if few and (self.meta.get("own") or self.meta.get("data")):
             lines.append("Fewer networks and settings than the released 1,024: do not put these Ψ beside theirs.")
         training = records_by_measure("training")
         if not few and best in training:
@@ -176,6 +179,7 @@ def benchmark(
     measures: str | Function | Iterable[str | Function] | None = None,
     *,
     networks: int | str | None = None,
+    data: str | None = None,
     store: str | None = None,
     workers: int | None = None,
 ) -> Leaderboard:
@@ -190,6 +194,9 @@ def benchmark(
             declared with `@measure` or not (then low is taken to be good); None for all of the library.
         networks: how many of the population, a power of 2 from 8 to 1,024, or "all". By default all; 64 for functions
             of your own; 128 where measures of cost "long" are named, which were taken of these only.
+        data: "digits": networks of the same recipe on the embedded digits, trained here, for a first look without a
+            download; named measures, or the core set, are taken of them beside functions of your own. None: the
+            released population, on CIFAR-10 and Fashion-MNIST.
         store: folder for the trained networks; else one in the user's cache folder.
         workers: processes that train; None for one per core, 0 for this one.
 
@@ -202,6 +209,8 @@ def benchmark(
     functions = [find_factory(given) if isinstance(given, str) else given for given in asked if _is_own(given)]
     own = {_own_name(function): function for function in functions}
     named = [str(given) for given in asked if not _is_own(given)]
+    if data is not None:
+        return _on_embedded(own, named, data, _count(networks, OWN_NETWORKS), store, workers)
     table, _ = released_population()
     chosen = [entry.name for entry in select(named)] if named else [name for name in declarations() if name in table]
     later = [name for name in chosen if name not in table and name in named]  # declared after the release
@@ -218,12 +227,42 @@ def benchmark(
     beside += [] if asked else [*BASELINES, SECOND]
     if not own:
         return _scored(population, beside)
-    kept = Store(store or data_root() / "benchmark-networks")
+    refuse_missing_data(rows["data"].unique())
+    kept = _store(store)
     train(rows, kept, workers=workers)
     joined = population.assign(**_values(own, population, kept))
     frames = [score_all(joined, own), _scored(population, beside).to_frame()]
     meta = summary(population) | {"own": sorted(own), "version": __version__}
     return Leaderboard(pd.concat(frames, ignore_index=True), meta)
+
+
+def _store(folder: str | None) -> Store:
+    return Store(folder or data_root() / "benchmark-networks")
+
+
+def refuse_missing_data(names: Iterable[str]) -> None:
+    """Raise where the images of a data set are not there, before the first network is trained on it."""
+    for name in names:
+        try:
+            load(name, train_size=10, test_size=0)
+        except FlatscopeError as problem:
+            fix = f'Or look first on data="{EMBEDDED}" (--data {EMBEDDED}), which comes with the package'
+            raise InputError(f"the images of {name}", str(problem), where="benchmark", fix=fix) from problem
+
+
+def _on_embedded(
+    own: Mapping[str, Function], named: list[str], data: str, count: int | None, store: str | None, workers: int | None
+) -> Leaderboard:
+    """Scores on networks that are trained here on the embedded digits, of which no released table exists."""
+    refuse_unknown(data, (EMBEDDED,), "data of benchmark")
+    rows, kept = design(count, (data,)), _store(store)
+    train(rows, kept, workers=workers)
+    population, _ = collected(rows, kept)
+    beside = {entry.name: entry.function for entry in select(named or None) if entry.name not in own}
+    joined = population.assign(**_values({**own, **beside}, population, kept))
+    scores = score_all(with_controls(joined), [*own, *beside, ORACLE, CHANCE])
+    meta = summary(population) | {"own": sorted(own), "data": data, "version": __version__}
+    return Leaderboard(scores, meta)
 
 
 def _is_own(given: str | Function) -> bool:

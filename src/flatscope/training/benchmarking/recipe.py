@@ -13,7 +13,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -34,7 +34,8 @@ from flatscope.training.sweeps.work import Report, builder_of, samples_of, store
 Config = dict[str, Any]
 
 DATA_SETS = ("cifar10", "fashion-mnist")
-IMAGES = {"cifar10": (3, 32), "fashion-mnist": (1, 28)}  # channels and side
+EMBEDDED = "digits"  # which everybody has: for a first look without a download
+IMAGES = {"cifar10": (3, 32), "fashion-mnist": (1, 28), EMBEDDED: (1, 8)}  # channels and side
 STOPS = (0.1, 0.01)
 SETTINGS: dict[str, tuple[Any, Any]] = {
     "kind": ("dense", "convolution"),
@@ -108,19 +109,21 @@ def small_network(kind: str, width: int, depth: int, channels: int, side: int) -
     return nn.Sequential(*parts, nn.Linear(features, 10))
 
 
-def networks(most: int | None = None) -> pd.DataFrame:
+def networks(most: int | None = None, data_sets: Sequence[str] = ()) -> pd.DataFrame:
     """The design: a row per network with its data set, its settings and its seed, which is its number.
 
     Args:
         most: only so many, as a smaller design of the same kind: every combination of the first settings of `ORDER`,
             the others at their first value.
+        data_sets: on which; those of the release by default.
     """
-    cells = list(itertools.product(DATA_SETS, *SETTINGS.values()))
+    chosen = data_sets or DATA_SETS
+    cells = list(itertools.product(chosen, *SETTINGS.values()))
     frame = pd.DataFrame(cells, columns=["data", *SETTINGS]).assign(seed=range(len(cells)))
     if most is None:
         return frame
-    varied = round(math.log2(max(most, 1) / len(DATA_SETS)))
-    if most != len(DATA_SETS) * 2**varied or not 2 <= varied <= len(SETTINGS):
+    varied = round(math.log2(max(most, 1) / len(chosen)))
+    if most != len(chosen) * 2**varied or not 2 <= varied <= len(SETTINGS):
         expected = f"a power of 2 from 8 to {len(frame)}: every combination of some of the settings"
         raise InputError(expected, repr(most), where="benchmark, networks")
     held = {name: SETTINGS[name][0] for name in ORDER[varied:]}
