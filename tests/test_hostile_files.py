@@ -376,3 +376,22 @@ def test_a_result_whose_head_nests_too_deeply_is_refused(ending: str, tmp_path: 
         pq.write_table(table, path)
     with pytest.raises(InputError, match="sensitivity"):
         fs.Sensitivity.load(path)
+
+
+def test_numbers_beyond_what_torch_counts_with_are_refused(run: Run) -> None:
+    network = [
+        "--model",
+        "mlp",
+        "--model-option",
+        "widths=64,8,10",
+        "--data",
+        "digits",
+        "--train-size",
+        20,
+        "--flatten",
+    ]
+    for words in (["explain", "--seed", 10**30], ["sensitivity", "--bits", 8, "--rounding", f"group:{10**30}"]):
+        found = run(words[0], *network, *words[1:])
+        assert found.code == 2
+        assert "expected" in found.err
+        assert "--debug" not in found.err

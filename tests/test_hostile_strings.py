@@ -88,9 +88,9 @@ def test_a_watched_training_with_a_hostile_name_is_text(browser: Any, tmp_path: 
 
 
 def test_names_of_files_that_are_no_text_can_be_compared_and_reported(tmp_path: Path) -> None:
-    from test_results import old_data, old_network
+    from test_results import small_data, small_network
 
-    found = fs.compare({"a\udcff": old_network(0), "b\x00": old_network(1)}, old_data(), ["l2_norm"])
+    found = fs.compare({"a\udcff": small_network(0), "b\x00": small_network(1)}, small_data(), ["l2_norm"])
     found.save(tmp_path / "found.json")
     assert fs.Comparison.load(tmp_path / "found.json") == found
     assert report({"c\udcff": found}, tmp_path / "page.html").read_text().count("\ufffd") > 2

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from flatscope.cli.run_compare import _weight_files
@@ -38,6 +40,26 @@ def test_what_is_no_such_folder_is_refused_with_what_to_do(tmp_path: Path) -> No
     with pytest.raises(InputError, match="no such folder"):
         load_model(f"hf:{tmp_path / 'nothing'}")
     with pytest.raises(InputError, match=r"config\.json"):
+        load_model(f"hf:{tmp_path}")
+
+
+def test_weights_that_the_folder_does_not_hold_are_not_drawn_without_a_word(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    config = transformers.BertConfig(**sizes, vocab_size=30)
+    transformers.BertForSequenceClassification(config).save_pretrained(tmp_path)
+    path = tmp_path / "model.safetensors"
+    held = {name: value for name, value in load_file(path).items() if "classifier" not in name}
+    save_file(held, path, metadata={"format": "pt"})
+    with pytest.raises(InputError, match=r"none of classifier\.bias, classifier\.weight"):
+        load_model(f"hf:{tmp_path}")
+
+
+@pytest.mark.parametrize("named", [[5], ["os.system"], ["\x1b[2J"], ["pipeline"], []])
+def test_a_config_that_names_no_model_is_refused(named: list[object], tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert", "architectures": named}))
+    with pytest.raises(InputError, match=r"whose class transformers has|config\.json"):
         load_model(f"hf:{tmp_path}")
 
 

@@ -15,7 +15,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import checkpoint
 
-from flatscope.errors import missing_derivative
+from flatscope.errors import InputError, missing_derivative
 from flatscope.switches import float32_products, signals_wait
 
 _outside: list[tuple[torch.dtype, torch.device]] = []  # the caller's default dtype and device, once per open guard
@@ -48,6 +48,8 @@ def private_randomness(seed: int, device: torch.device | None = None) -> Iterato
     For code that can only draw from the global state, such as dropout and the constructors of torch's
     modules.
     """
+    if not -(2**63) <= seed < 2**64:  # torch would say: overflow when unpacking long long
+        raise InputError("a whole number of at most 64 bits", str(seed), where="seed")
     on_gpu = device is not None and device.type == "cuda"
     with torch.random.fork_rng(devices=[device] if on_gpu else []):
         # torch.manual_seed would also seed accelerators that nobody forked; so each generator by itself.

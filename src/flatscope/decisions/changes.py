@@ -45,7 +45,7 @@ class Rounding:
         if isinstance(name, str):
             if name in ("channel", "tensor"):
                 return cls(name)
-            group = re.fullmatch(r"group:([1-9]\d*)", name)
+            group = re.fullmatch(r"group:([1-9]\d{0,8})", name)
             if group:
                 return cls(name, int(group[1]))
         raise InputError('"channel", "tensor" or "group:N" with a number N of weights', repr(name), where="rounding")

@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from flatscope.errors import InputError, first_line
+from flatscope.formatting import some_of
 from flatscope.guards import private_randomness
 
 HUBS = ("timm", "hf")
@@ -91,8 +92,8 @@ def _hugging_face(name: str, options: dict[str, Any], has_weights: bool) -> nn.M
         config = transformers.AutoConfig.from_pretrained(source, trust_remote_code=False, **place)
     except Exception as problem:
         raise InputError("a model's config.json", first_line(problem), where, OFFLINE) from problem
-    kind = next(iter(config.architectures or ()), "")
-    made = getattr(transformers, kind, None)
+    kind = str(next(iter(config.architectures or ()), ""))
+    made = getattr(transformers, kind, None) if kind.isidentifier() else None
     if not (isinstance(made, type) and issubclass(made, nn.Module)):
         fix = "Name a function of your own that builds it: file.py:function"
         raise InputError("a model whose class transformers has", kind or "no architecture", where, fix)
@@ -100,8 +101,12 @@ def _hugging_face(name: str, options: dict[str, Any], has_weights: bool) -> nn.M
         built: nn.Module = made(config, **options)
         return built
     options = {"use_safetensors": True, "trust_remote_code": False, **place, **options}  # nothing of a file is run
+    loaded: nn.Module
     try:
-        loaded: nn.Module = made.from_pretrained(source, **options)  # type: ignore[attr-defined]
+        loaded, facts = made.from_pretrained(source, output_loading_info=True, **options)  # type: ignore[attr-defined]
     except Exception as problem:
         raise InputError("weights in safetensors", first_line(problem), where, OFFLINE) from problem
+    if drawn := sorted(facts["missing_keys"]):  # transformers draws them, and only warns
+        fix = "Name a checkpoint whose head was trained too, or give all weights with --weights"
+        raise InputError(f"weights of every parameter of {kind}", f"none of {some_of(drawn, 4)}", where, fix)
     return loaded
