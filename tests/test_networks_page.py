@@ -34,7 +34,11 @@ def failed(name: str, names: list[str] | str, budget: str) -> list[str]:
     return [f"{row.measure}: {row.reason}" for row in frame[wrong].itertuples()]
 
 
-@pytest.mark.parametrize("name", [name for name in architectures() if name not in SMALL])
+OTHERS = [name for name in architectures() if name not in SMALL]
+NONE = pytest.param("", marks=pytest.mark.skip(reason="transformers and timm are not here"))
+
+
+@pytest.mark.parametrize("name", OTHERS or [NONE])
 def test_cheap_measures_fail_on_no_network(name: str) -> None:
     assert failed(name, CHEAP, "20s") == []
 
