@@ -58,7 +58,7 @@ class Standing:
 
     @property
     def tells_nothing(self) -> bool:
-        """Whether the training loss is no better than that of an output that does not depend on the inputs."""
+        """Whether the training loss is no better than that of a constant output."""
         return self.loss > HOPEFUL * self.constant
 
     @property
@@ -71,17 +71,19 @@ class Standing:
         """Whether this is a minimum, "yes", "nearly", "no" or "unknown", and the words that say so."""
         if math.isnan(self.fall):
             return "unknown", NOT_LOOKED
-        nothing = f", no better than outputs that do not depend on the inputs ({written(self.constant, 3)})"
-        less = nothing if self.tells_nothing else ""
-        what = f"the training loss {written(self.loss, 3)}{less}"
+        loss, below = written(self.loss, 3), written(max(self.loss - self.fall, 0.0), 3)
+        level = "yes" if self.share <= SETTLED or self.decay else "no" if self.on_a_slope else "nearly"
+        if self.tells_nothing:
+            known = (
+                f"the training loss {loss} is no better than that of a constant output ({written(self.constant, 3)})"
+            )
+            return level, f"{known}, and one step down the gradient lowers it to {below}"
         if self.decay:
             held = f"a weight decay of about {written(self.decay, 2)} explains it"
-            return "yes", f"the gradient is not zero, but {held}; {what}"
-        if self.on_a_slope:
-            way = f"from {written(self.loss, 3)} to {written(max(self.loss - self.fall, 0.0), 3)}"
-            return "no", f"one step down the gradient lowers the training loss {way}{less}"
-        win = f"one step down the gradient wins {written(self.fall, 2)} of {what}"
-        return ("yes" if self.share <= SETTLED else "nearly"), win
+            return level, f"the gradient is not zero, but {held}; the training loss is {loss}"
+        if level == "no":
+            return level, f"one step down the gradient lowers the training loss from {loss} to {below}"
+        return level, f"one step down the gradient wins {written(self.fall, 2)} of the training loss {loss}"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values; NaN as None."""
