@@ -161,8 +161,12 @@ def test_unit_profiles() -> None:
     assert [line[1] for line in plots[0].rows] == ["40", "1000"]
     assert plots[0].rows[0][-1] == percent(values[-4:].sum() / values.sum())
     page = Page(page_text(tables))
-    assert ("rho_unit · fc1" in page.text("p")) != ("rho_unit · fc1" in page.text("h3"))  # at the top, or below
-    assert "profiles" in [section["id"] for section in page.all("section")]
+    for title in ("rho_unit · fc1", "rho_unit · fc2"):
+        assert title in page.text("p")  # both at the top, and only there
+        assert title not in page.text("h3")
+    assert "profiles" not in [section["id"] for section in page.all("section")]
+    more = Page(page_text({"a": [*tables.values(), criteria_table()]}))
+    assert "profiles" in [section["id"] for section in more.all("section")]
 
 
 def criteria_table(scale: float = 1.0) -> Table:

@@ -191,6 +191,6 @@ class Part(NamedTuple):
     sections: list[Section]  # its details, folded
     provenance: Mapping[str, Mapping[str, Any]]  # where it comes from, by name
     picture: Markup = Markup("")  # one that may stand at the top; the first of them does
-    below: Markup = Markup("")  # the same in a section, which goes without it where it stands at the top
+    below: tuple[Markup, ...] = ()  # the same in its section, which goes without it where it stands at the top
     style: str = ""  # rules that only this part needs
     script: str = ""  # likewise

@@ -172,7 +172,9 @@ def page_text(
 def _without_repeats(part: Part, *, at_the_top: bool) -> Iterator[Section]:
     """The sections of a part, without the picture that stands at the top, and without what held nothing else."""
     for section in part.sections:
-        body = section.body.replace(part.below, "") if at_the_top and part.below else section.body
+        body = section.body
+        for repeated in filter(None, part.below if at_the_top else ()):
+            body = body.replace(repeated, "")
         if body:
             yield section._replace(body=Markup(body))
 

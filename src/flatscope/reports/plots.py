@@ -151,19 +151,21 @@ def plots_section(anchor: str, title: str, plots: Iterable[Plot], gist: str = ""
     return [Section(anchor, title, body, gist)] if body else []
 
 
-def hero(plots: Sequence[Plot]) -> Markup:
+def hero(plots: Sequence[Plot], most: int = 1) -> Markup:
     """The first of the plots, for the top of the page; nothing for none."""
-    if not plots:
-        return Markup("")
-    first = plots[0]._replace(stem=f"top-{plots[0].stem}")
+    return Markup("").join(map(_at_the_top, plots[:most]))
+
+
+def _at_the_top(plot: Plot) -> Markup:
+    first = plot._replace(stem=f"top-{plot.stem}")
     caption = element("figcaption", first.caption, class_="quiet")
     title = element("p", first.title, class_="panel-title")
     return element("figure", title, picture(first), caption, _numbers(first), class_="hero")
 
 
-def below(plots: Sequence[Plot]) -> Markup:
+def below(plots: Sequence[Plot], most: int = 1) -> tuple[Markup, ...]:
     """What `hero` draws, as it stands in a section of these plots."""
-    return (cards(plots) if len(plots) == 1 else card(plots[0])) if plots else Markup("")
+    return (cards(plots),) if len(plots) <= most else tuple(map(card, plots[:most]))
 
 
 def _svg(figure: Figure, salt: str) -> str:

@@ -49,12 +49,14 @@ REWRITTEN = (
     "The same function was written with other weights and measured again. A measure that moves says as much about how "
     "the network is written as about what it computes."
 )
+TOP = 2  # figures of measures that may stand at the top
 MOST_ROWS = 40  # of the table that stands for the picture of an interpolation
 
 
 def comparisons_part(comparisons: Mapping[str, Comparison], colours: Colours) -> Part:
     """Ratios of the measures that may be compared, and the order and verdict of every one."""
-    sections, top, repeated = [], Markup(""), Markup("")
+    sections, top = [], Markup("")
+    repeated: tuple[Markup, ...] = ()
     for n, (name, found) in enumerate(comparisons.items()):
         plots = list(comparison_plot(found.tables, colours))
         top, repeated = top or hero(plots), repeated or below(plots)
@@ -116,7 +118,7 @@ def measures_part(tables: Mapping[str, Table], colours: Colours) -> Part:
     plots = list(measured_plots(tables, colours))
     sections += plots_section("profiles", "By sample, layer and unit", plots, numbered(len(plots), "figure"))
     provenance = {name: found.meta for name, found in tables.items()}
-    return Part(Markup(""), sections, provenance, picture=hero(plots), below=below(plots))
+    return Part(Markup(""), sections, provenance, picture=hero(plots, TOP), below=below(plots, TOP))
 
 
 def _name(label: str) -> Markup:
