@@ -79,6 +79,8 @@ def test_what_cannot_be_seen_may_be_curved_in_everything() -> None:
 
     model = Net(scripted)
     assert Linearity(recorded(model, X), dict(model.named_parameters())).curved.keys() >= {"first.weight"}
+    assert recorded(model, X).has_hidden_parts()
+    assert not recorded(Net(lambda h: h * 2), X).has_hidden_parts()
 
 
 @pytest.mark.parametrize(

@@ -242,7 +242,7 @@ class Context:
         """Gradient of the mean training loss with respect to the trainable parameters, float64."""
         return self.cached(_gradient)
 
-    def facts(self, begun: float) -> dict[str, Any]:
+    def provenance(self, begun: float) -> dict[str, Any]:
         """What a result says of its run: versions, machine, seed, data, passes and time.
 
         Args:

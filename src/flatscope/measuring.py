@@ -186,7 +186,7 @@ def _run(ctx: Context, kind: str, names: Names, options: Options, common: Row, w
 
     def table() -> Table:
         rows = [row for entry in chosen for row in found.get(entry.name) or not_done(ctx, entry, INTERRUPTED, common)]
-        facts = ctx.facts(begun) | where_it_stands
+        facts = ctx.provenance(begun) | where_it_stands
         remarks = [*problem.remarks, *ctx.remarks]
         return Table(rows, facts | ({"remarks": remarks} if remarks else {}))
 

@@ -206,5 +206,5 @@ def _diagonal(problem: Problem, matrix: str, effort: Effort, seed: int) -> Diago
     def shaped(values: Params) -> Params:
         return {name: values[name].to(problem.device, problem.dtype) for name in names}
 
-    meta = {**ctx.facts(begun), "matrix": matrix, "remarks": [*problem.remarks, *ctx.remarks]}
+    meta = {**ctx.provenance(begun), "matrix": matrix, "remarks": [*problem.remarks, *ctx.remarks]}
     return Diagonal(shaped(found.values), shaped(found.stderrs), found.ways, matrix, meta)

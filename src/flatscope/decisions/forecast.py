@@ -220,7 +220,7 @@ def _forecast(problem: Problem, new_weights: nn.Module | Mapping[str, Tensor], e
     if statistics:
         alone = rises_in_time(ctx, {BUFFERS: {}}, trapezoid=False, buffers={BUFFERS: statistics})
         rows.append(_row(ctx, BUFFERS, {}, {}, alone, "no weights: not predicted"))
-    meta = {**ctx.facts(begun), "notes": _notes(step, statistics), "remarks": list(problem.remarks)}
+    meta = {**ctx.provenance(begun), "notes": _notes(step, statistics), "remarks": list(problem.remarks)}
     return Forecast(columns_of(rows, COLUMNS, "forecast"), meta)
 
 

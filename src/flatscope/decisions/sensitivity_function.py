@@ -135,7 +135,7 @@ def _found(
                 by_trace = _by_trace((traces or {}).get(task.layer.name), steps[task.key][task.layer.weight])
                 rows.append(_row(ctx, task, rises, predicted, by_trace, no_prediction or no_trace))
     meta = {
-        **whole.facts(begun),
+        **whole.provenance(begun),
         "rounding": rule.name,
         "dtype_bits": problem.bits_of_weights,
         "loss_at_weights": scores.loss,

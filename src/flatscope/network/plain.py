@@ -44,8 +44,9 @@ def plain(model: nn.Module, examples: Iterable[Inputs], *, acting: bool = True, 
     twin, examples = copied(model), iter(examples)
     first = next(examples)
     if plan_of(twin) is None and not hasattr(model, _SEARCHED):
-        passes = (dead_in_pass(twin, inputs, returned_tensors) for inputs in (first, one_more(first)))
-        leave_out_dead(twin, passes, first, returned_tensors)
+        outputs = returned_tensors  # also those beside the one that is measured
+        passes = (dead_in_pass(twin, inputs, outputs) for inputs in (first, one_more(first)))
+        leave_out_dead(twin, passes, first, outputs)
     frozen = not any(value.requires_grad for value in twin.parameters())  # then all of them count as trainable
     trainable = set(trainable_names(twin))
     for name, value in twin.named_parameters():

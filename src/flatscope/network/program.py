@@ -123,6 +123,15 @@ class Program:
                     found[name] = f"{step.place} inside torch.func"
         return found
 
+    def has_hidden_parts(self) -> bool:
+        """True where a step reads, or the output is, what depends on parameters and no step has made."""
+        made = {*self.parameters.values(), *(slot.memory for slot in self.inputs)}
+        for step in self.steps:
+            if any(slot.follows and slot.memory not in made for slot in step.reads):
+                return True
+            made |= {slot.memory for slot in step.results}
+        return self.output.memory not in made
+
     def held_bytes(self) -> int:
         """Bytes of all numbers that the pass computes."""
         sizes: dict[int, int] = {}

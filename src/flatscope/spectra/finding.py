@@ -117,7 +117,7 @@ def eigenpairs(
         found[0].products,
         layer or "",
         curvature,
-        ctx.facts(begun) | {"tolerance": tolerance},
+        ctx.provenance(begun) | {"tolerance": tolerance},
     )
 
 
@@ -172,7 +172,7 @@ def spectral_density(
         operator.size,
         layer or "",
         curvature,
-        ctx.facts(begun) | {"steps": steps, "rounding": moved},
+        ctx.provenance(begun) | {"steps": steps, "rounding": moved},
     )
 
 
