@@ -74,20 +74,28 @@ def values_of(entry: Declaration, place: fs.Problem | fs.Context, delta: float =
 
 @contextmanager
 def noise_kept() -> Iterator[list[Trained]]:
-    """What the training of the noise leads to inside the block, for the twin to begin with."""
+    """What the training of the noise leads to inside the block, and the error of its draws, for the twin to begin with.
+
+    The error is the last that is drawn before the block ends: that on the training samples.
+    """
     kept: list[Trained] = []
-    train = optimised_posterior.trained_posterior
+    train, draw = optimised_posterior.trained_posterior, optimised_posterior.sampled_errors
 
     def keeping(ctx: Any, samples: Any, weights: Any, centre: Any, *more: Any) -> Any:
         posterior = train(ctx, samples, weights, centre, *more)
-        kept.append(Trained(posterior.mean, posterior.sigma, centre, samples))
+        kept.append(Trained(posterior.mean, posterior.sigma, centre, samples, error=0.0))
         return posterior
 
-    optimised_posterior.trained_posterior = keeping
+    def drawing(*given: Any, **more: Any) -> Any:
+        errors = draw(*given, **more)
+        kept[-1] = kept[-1]._replace(error=float(errors.mean()))
+        return errors
+
+    optimised_posterior.trained_posterior, optimised_posterior.sampled_errors = keeping, drawing
     try:
         yield kept
     finally:
-        optimised_posterior.trained_posterior = train
+        optimised_posterior.trained_posterior, optimised_posterior.sampled_errors = train, draw
 
 
 def equals_its_twin(entry: Declaration, dense: Dense, delta: float = DELTA, seed: int = 0, **options: Any) -> Rows:

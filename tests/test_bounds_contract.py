@@ -61,6 +61,16 @@ def far_apart() -> Tiny:
     return replace(tiny, x=(2.0 * y[:, None] - 1) * 2 + 0.1 * tiny.x, y=y)
 
 
+def three_far_apart() -> Tiny:
+    """Three clusters: what a bound pays for more than two classes is not hidden by a small margin."""
+    model = nn.Sequential(nn.Linear(6, 3))
+    tiny = _built("three far apart", model, (6,), 3, ("0",), n=40)
+    y = torch.arange(40) % 3
+    centres = torch.eye(3, dtype=torch.float64).repeat_interleave(2, dim=1)  # two inputs for each class
+    model[0].weight.data = 0.5 * centres + 0.01 * model[0].weight.detach()
+    return replace(tiny, x=2 * centres[y] + 0.1 * tiny.x, y=y)
+
+
 def far_apart_and_deep(normalised: bool = False) -> Tiny:
     """The same with a hidden layer and more samples: so many that bounds by margins are below what they always say."""
     middle = [nn.BatchNorm1d(2), nn.ReLU()] if normalised else [nn.ReLU()]
@@ -95,6 +105,7 @@ def never_trained() -> Tiny:
 NETWORKS = (
     fitted,
     far_apart,
+    three_far_apart,
     without_biases,
     fitted_binary,
     mlp,
@@ -108,7 +119,7 @@ NETWORKS = (
     partly_frozen,
     never_trained,
 )
-QUICK = (fitted, far_apart, without_biases)
+QUICK = (fitted, far_apart, three_far_apart, without_biases)
 on_every_network = pytest.mark.parametrize(
     "build",
     [pytest.param(build, marks=() if build in QUICK else pytest.mark.slow) for build in NETWORKS],
@@ -151,6 +162,7 @@ OPTIONS: list[tuple[str, Callable[[], Tiny], str, Any, dict[str, Any]]] = [
     ("pac_bayes_optimised", far_apart, "prior_variance", 1.0, {}),
     ("psi_theorem_5_1", without_biases, "rule", "cyclic", {}),
     ("psi_theorem_5_1", without_biases, "epsilon", 0.05, {}),
+    ("psi_theorem_5_1", without_biases, "epsilon", 50.0, {"relative": False}),  # ψ is then not its first term
     ("psi_theorem_5_1", without_biases, "relative", False, {}),
     ("psi_theorem_5_1", without_biases, "depth_convention", "hidden_layers", {}),
     ("psi_theorem_5_1", without_biases, "lipschitz", 3.0, {}),
