@@ -73,6 +73,21 @@ def test_a_table_that_cannot_be_written_is_shown_before_that_is_said(
     assert "l2_norm" in found.out
 
 
+def test_chosen_bits_that_cannot_be_written_are_shown_before_that_is_said(
+    tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(self: object, path: Path) -> None:
+        raise InputError("a place that can be written to", "No space left on device", str(path))
+
+    monkeypatch.setattr("flatscope.decisions.allocation.Allocation.save", full)
+    words = ["--bits", 8, "--sparsity", 0, "--mean-bits", 8, "--allocation-out", tmp_path / "a.json"]
+    found = run("sensitivity", *NETWORK[1:-2], *words)
+    assert found.code == 2
+    assert "No space left" in found.err
+    assert "8 bits a weight" in found.out
+    assert "Rounded together" in found.out
+
+
 def test_every_page_that_a_table_is_saved_as_lets_nothing_run(tmp_path: Path) -> None:
     fs.measure(fs.Problem(small_network(0), small_data()), ["l2_norm"]).save(tmp_path / "t.html")
     assert "Content-Security-Policy\" content=\"default-src 'none'" in (tmp_path / "t.html").read_text()

@@ -30,6 +30,7 @@ from flatscope.ranks import process_group
 
 WEIGHT_ENDINGS = (".safetensors", ".pt", ".pth")
 MOST_SHOWN = 40  # networks whose values a terminal can show
+MOST_CAUTIONS = 12  # sentences on single networks
 FIT_ROWS = ("training loss", "training error", "test loss", "test error")  # of the lines of a comparison
 
 
@@ -71,10 +72,11 @@ def show_answer(found: Comparison) -> None:
     rows = [line[:-2] for line in found.lines() if line[0] in measures or line[0] in FIT_ROWS]
     if len(found.names) <= MOST_SHOWN:
         show_grid(["", *found.names], rows)
-    for warning in found.warnings():
-        if warning in found.headline.splitlines():
-            continue
-        screen.print(Text.assemble(("To keep in mind: ", "bold yellow"), str(warning)))
+    further = [str(warning) for warning in found.warnings() if warning not in found.headline.splitlines()]
+    for warning in further[:MOST_CAUTIONS]:
+        screen.print(Text.assemble(("To keep in mind: ", "bold yellow"), warning))
+    if len(further) > MOST_CAUTIONS:
+        show_note(f"{len(further) - MOST_CAUTIONS} more to keep in mind: --out FILE or --report PAGE")
 
 
 def show_comparison(found: Comparison) -> None:

@@ -57,17 +57,16 @@ def _choose(found: Sensitivity, given: SensitivityCommand) -> None:
     assert given.mean_bits is not None
     allocation = found.allocate(given.mean_bits)
     rounded = found.apply(found.problem.model, allocation)
+    if not given.as_json:  # before it is written: a disk that is full costs the files alone
+        rows = [[layer, "as it is" if layer in allocation.unchanged else str(b)] for layer, b in allocation.items()]
+        show_grid(["layer", "bits"], rows, title=f"{allocation.mean_bits:.3g} bits a weight")
+        typer.echo(rounded.headline)
     if given.allocation_out is not None:
         allocation.save(given.allocation_out)
         show_note(f"bits by layer written to {given.allocation_out}")
     if given.rounded_out is not None:
         rounded.save(given.rounded_out)
         show_note(f"rounded weights written to {given.rounded_out}")
-    if given.as_json:
-        return
-    rows = [[layer, "as it is" if layer in allocation.unchanged else str(b)] for layer, b in allocation.items()]
-    show_grid(["layer", "bits"], rows, title=f"{allocation.mean_bits:.3g} bits a weight")
-    typer.echo(rounded.headline)
 
 
 def run_forecast(given: ForecastCommand) -> None:
