@@ -240,10 +240,10 @@ def test_few_passes_for_a_trace(monkeypatch: pytest.MonkeyPatch) -> None:
     table = fs.measure(problem, "layer_trace")
     assert table.layer("layer_trace").keys() == {"first", "last"}
     assert before == [5], "samples that tell (two), one to differentiate twice, two differences"
-    assert Counted.calls <= 11
+    assert Counted.calls <= 14, "the sweep, and what the table says of the minimum: loss, gradient, steps along it"
     first = Counted.calls
     fs.measure(problem, "layer_trace", seed=1)
-    assert Counted.calls - first <= 6, "the second time the network is known"
+    assert Counted.calls - first <= 9, "the second time the network is known"
 
 
 class Twice(Net):
