@@ -75,7 +75,7 @@ def test_errors_of_independent_parts_add_in_squares(monkeypatch: pytest.MonkeyPa
     mean = Mean(draws=10_000)
     mean.add(draws.sum(1), draws.square().sum(1))
     assert float(mean.stderr) == pytest.approx(3.0, rel=1e-3)
-    covered = Curvature({("", "trace"): mean}, {}, {"attend": "used twice"}, draws=10_000)
+    covered = Curvature({("", "trace"): mean}, {"attend": "used twice"}, draws=10_000)
     key = "", "trace"
     rest = DiagonalSums({key: torch.tensor([7.0])}, {key: torch.tensor([4.0])}, 5, 10, False, "")
     monkeypatch.setattr(layer_values, "swept", lambda *args, **options: covered)

@@ -25,8 +25,6 @@ def column_sweep(
     ctx: Context,
     precision: float | None = None,
     rows: bool = False,
-    diagonal: bool = False,
-    curvature: str | None = None,
 ) -> Curvature:
     """Curvature of all layers: all columns, or random ones until the values are as precise as asked for.
 
@@ -35,15 +33,13 @@ def column_sweep(
         precision: largest relative standard error of a value of the network or a layer; the context's by default, 0
             for all columns.
         rows: also ρ of the rows.
-        diagonal: also the diagonal of every covered block (one number per weight).
-        curvature: "hessian" or "gauss_newton": which parameters are covered; the context's by default.
     """
-    route = route_of(ctx, precision, curvature, outputs_only=diagonal)
+    route = route_of(ctx, precision)
     if len(route.not_covered) == len(route.ways):
-        return Curvature({}, {}, route.not_covered)
+        return Curvature({}, route.not_covered)
     if any(way.kind == "exact columns" for way in route.ways.values()):
-        return sweep_pass(ctx, None, route.not_covered, rows, diagonal)
-    return sample_until(ColumnDraws(ctx, route, rows, diagonal), route.precision)
+        return sweep_pass(ctx, None, route.not_covered, rows)
+    return sample_until(ColumnDraws(ctx, route, rows), route.precision)
 
 
 def swept(ctx: Context, precision: float | None = None, rows: bool = False) -> Curvature:
@@ -61,12 +57,11 @@ class ColumnDraws(Sampler[Curvature]):
         ctx: the network.
         route: which parameters they cover.
         rows: also ρ of the rows.
-        diagonal: also the diagonals.
     """
 
-    def __init__(self, ctx: Context, route: Route, rows: bool, diagonal: bool) -> None:
+    def __init__(self, ctx: Context, route: Route, rows: bool) -> None:
         self._ctx, self._route, self._limits = ctx, route, ctx.effort.limits
-        self._rows, self._diagonal = rows, diagonal
+        self._rows = rows
         self._curved = bool(route.places)
         self._compared = not self._curved or ctx.effort.deadline is not None
         self._found: Curvature | None = None
@@ -79,7 +74,7 @@ class ColumnDraws(Sampler[Curvature]):
 
     def _pass(self, draws: range | None) -> Curvature:
         route = self._route
-        return sweep_pass(self._ctx, draws, route.not_covered, self._rows, self._diagonal, route.places)
+        return sweep_pass(self._ctx, draws, route.not_covered, self._rows, route.places)
 
     def draw(self, until: int) -> str:
         """One pass over the data with the next draws."""

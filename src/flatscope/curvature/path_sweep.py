@@ -31,6 +31,7 @@ from flatscope.curvature.per_sample_gradients import (
     over_pairs,
     scale_gradients,
     signed_sum,
+    squared_gradients,
     squares_and_along,
     vector_gradients,
 )
@@ -272,6 +273,31 @@ def scaling_values(paths: PathCoordinates, also: Iterable[str] = ()) -> Tensor:
             entries = paths.first[1][paths.first[0] == index].to(marked[layer.weight].device)
             marked[layer.weight].view(-1)[entries] = True
     return paths.join(marked)
+
+
+def covered_diagonals(ctx: Context, not_covered: dict[str, str]) -> Params:
+    """Diagonals of the blocks that all columns at the outputs give, by parameter: one pass over the data."""
+    columns, totals = sweep_shape(ctx).columns, dict[str, Tensor]()
+    if set(ctx.problem.trainable) <= not_covered.keys():
+        return totals
+
+    def work(batch: Batch, numbers: Tensor, width: int) -> Params:
+        sums: Params = {}
+        for flows in backpropagated(ctx, batch, numbers, not_covered, width):
+            for flow in flows:
+                for name, squares in squared_gradients(flow, ctx.params[flow.weight]):
+                    add_to(sums, name, squares.double().cpu())
+        return sums
+
+    for sums in in_batches(ctx, sweep_plan(ctx, columns), work):
+        for name, share in sums.items():
+            add_to(totals, name, share)
+    ctx.count("forward", ctx.problem.n_train)
+    ctx.count("backward", ctx.problem.n_train * columns)
+    summed = ctx.problem.ranks.summed(list(totals.values()))
+    covered = set(ctx.problem.trainable) - not_covered.keys()
+    means = {name: value / ctx.problem.n_train for name, value in zip(totals, summed, strict=True)}
+    return {name: value for name, value in means.items() if name in covered}
 
 
 def path_sweep(ctx: Context, edges: ScalingEdges, draws: range | None = None) -> tuple[float, Tensor]:

@@ -57,12 +57,11 @@ class Flow:
 
 @dataclass(frozen=True)
 class Forms:
-    """Of each sample and column: ‖G‖² and ‖W̄ᵀG‖² (n, k), ⟨G, w(j)⟩ (n, k, in); G² summed over both if asked for."""
+    """Of each sample and column: ‖G‖² and ‖W̄ᵀG‖² (n, k), ⟨G, w(j)⟩ (n, k, in)."""
 
     trace: Tensor
     relative: Tensor
     along: Tensor
-    squares: Tensor | None = None
 
 
 def matrices(flow: Flow, weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -107,30 +106,30 @@ def by_positions(calls: Sequence[LayerUse[Any]], weight: Tensor, k: int) -> bool
     return positions > 1 and positions * (features + k * rows) < k * rows * features
 
 
-def weight_forms(flow: Flow, u: Tensor, s: Tensor, weight: Tensor, diagonal: bool) -> Forms:
+def weight_forms(flow: Flow, u: Tensor, s: Tensor, weight: Tensor) -> Forms:
     """The forms of one weight matrix from what flows through it."""
-    if s.shape[-1] == 1 and s.shape[2] == 1 and flow.kind != "transposed":
-        return _one_position(u[:, 0, :, 0], s[:, :, 0, :, 0], weight, flow.signs, diagonal)
+    if _one_position(flow, s):
+        length = u[:, 0, :, 0].square().sum(1, keepdim=True)  # (n, 1)
+        back, along = _along_one_position(u[:, 0, :, 0], s[:, :, 0, :, 0], weight)
+        return Forms(length * s[:, :, 0, :, 0].square().sum(2), length * back.square().sum(2), along)
     matrix = by_output(weight, flow.kind, s.shape[2])  # W̄
-    if not diagonal and by_positions(flow.calls, weight, s.shape[1]):
+    if by_positions(flow.calls, weight, s.shape[1]):
         trace, relative = _by_overlaps(u[:, 0], s[:, :, 0], matrix)
         return Forms(trace, relative, along_inputs(flow, u[:, 0], s[:, :, 0], weight))
-    return _by_gradients(flow, u, s, weight, matrix, diagonal)
+    return _by_gradients(flow, u, s, weight, matrix)
 
 
-def _one_position(u: Tensor, s: Tensor, weight: Tensor, signs: Tensor | None, diagonal: bool) -> Forms:
-    """One position factorises: G_c = s_c uᵀ."""
-    length = u.square().sum(1, keepdim=True)  # (n, 1)
-    squared = s.square()
-    trace = length * squared.sum(2)
-    back = s @ weight.reshape(len(weight), -1)  # W̄ᵀs, (n, k, in · taps)
-    relative = length * back.square().sum(2)
-    channels = weight.shape[1]
+def _one_position(flow: Flow, s: Tensor) -> bool:
+    """Whether gradients factorise, G_c = s_c uᵀ."""
+    return s.shape[-1] == 1 and s.shape[2] == 1 and flow.kind != "transposed"
+
+
+def _along_one_position(u: Tensor, s: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """W̄ᵀs, (n, k, in · taps), and ⟨s uᵀ, w(j)⟩ of every input channel, (n, k, in)."""
+    back = s @ weight.reshape(len(weight), -1)
     along = back * u[:, None]
-    if along.shape[2] != channels:
-        along = along.reshape(*along.shape[:2], channels, -1).sum(3)
-    squares = signed_sum(squared, signs).T @ u.square() if diagonal else None
-    return Forms(trace, relative, along, squares)
+    channels = weight.shape[1]
+    return back, along if along.shape[2] == channels else along.reshape(*along.shape[:2], channels, -1).sum(3)
 
 
 def _by_overlaps(u: Tensor, s: Tensor, matrix: Tensor) -> tuple[Tensor, Tensor]:
@@ -160,17 +159,12 @@ def along_inputs(flow: Flow, u: Tensor, s: Tensor, weight: Tensor) -> Tensor:
     return torch.einsum("nkot,oia,niat->nki", s, taps, by_channel)
 
 
-def _by_gradients(flow: Flow, u: Tensor, s: Tensor, weight: Tensor, matrix: Tensor, diagonal: bool) -> Forms:
+def _by_gradients(flow: Flow, u: Tensor, s: Tensor, weight: Tensor, matrix: Tensor) -> Forms:
     """Per-sample gradients formed and squared, some samples at a time."""
-    groups = s.shape[2]
     gram = matrix @ matrix.T if matrix.shape[0] <= matrix.shape[1] else None  # the smaller of two products
     traces, relatives, alongs = [], [], []
-    squares: Tensor | None = None
-    step = max(1, GRADIENT_BYTES // (s.shape[1] * weight.numel() * weight.element_size()))
-    for start in range(0, len(u), step):
-        part = slice(start, start + step)
-        gradients = weight_gradients(u[part], s[part], flow.kind)  # (n, k, *) in the weight's layout
-        laid_out = gradients_by_output(gradients, weight, flow.kind, groups)
+    for _, gradients in _formed(flow, u, s, weight):
+        laid_out = gradients_by_output(gradients, weight, flow.kind, s.shape[2])
         if gram is not None:
             products = laid_out @ laid_out.mT  # GGᵀ, (n, k, out, out)
             traces.append(products.diagonal(dim1=2, dim2=3).sum(2))
@@ -178,29 +172,39 @@ def _by_gradients(flow: Flow, u: Tensor, s: Tensor, weight: Tensor, matrix: Tens
         else:
             traces.append(laid_out.square().sum((2, 3)))
             relatives.append((matrix.T @ laid_out).square().sum((2, 3)))
-        alongs.append(_along_channels(gradients, weight, flow.kind, groups))
-        if diagonal:
-            part_signs = None if flow.signs is None else flow.signs[part]
-            total = signed_sum(gradients.square(), part_signs).sum(0)
-            squares = total if squares is None else squares + total
-    return Forms(torch.cat(traces), torch.cat(relatives), torch.cat(alongs), squares)
+        alongs.append(_along_channels(gradients, weight, flow.kind, s.shape[2]))
+    return Forms(torch.cat(traces), torch.cat(relatives), torch.cat(alongs))
 
 
-def squares_and_along(flow: Flow, u: Tensor, s: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """G² summed over samples and columns, and ⟨G, w(j)⟩ of each (n, k, in): no more of the forms than that."""
-    if s.shape[-1] == 1 and s.shape[2] == 1 and flow.kind != "transposed":
-        forms = _one_position(u[:, 0, :, 0], s[:, :, 0, :, 0], weight, flow.signs, diagonal=True)
-        assert forms.squares is not None
-        return forms.squares, forms.along
-    alongs, squares = [], torch.zeros((), dtype=s.dtype, device=s.device)
+def _formed(flow: Flow, u: Tensor, s: Tensor, weight: Tensor) -> Iterator[tuple[slice, Tensor]]:
+    """Gradients (n, k, *) in the weight's layout, of some samples at a time."""
     step = max(1, GRADIENT_BYTES // (s.shape[1] * weight.numel() * weight.element_size()))
     for start in range(0, len(u), step):
         part = slice(start, start + step)
-        gradients = weight_gradients(u[part], s[part], flow.kind)  # (n, k, *) in the weight's layout
+        yield part, weight_gradients(u[part], s[part], flow.kind)
+
+
+def squares_and_along(flow: Flow, u: Tensor, s: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """G² summed over samples and columns, and ⟨G, w(j)⟩ of each (n, k, in)."""
+    if _one_position(flow, s):
+        u, s = u[:, 0, :, 0], s[:, :, 0, :, 0]
+        return signed_sum(s.square(), flow.signs).T @ u.square(), _along_one_position(u, s, weight)[1]
+    alongs, squares = [], torch.zeros((), dtype=s.dtype, device=s.device)
+    for part, gradients in _formed(flow, u, s, weight):
         alongs.append(_along_channels(gradients, weight, flow.kind, s.shape[2]))
         part_signs = None if flow.signs is None else flow.signs[part]
         squares = squares + signed_sum(gradients.square_(), part_signs).sum(0)
     return squares, torch.cat(alongs)
+
+
+def squared_gradients(flow: Flow, weight: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """G² of a layer's bias and weight, summed over samples and columns."""
+    if flow.bias is not None:
+        yield flow.bias, signed_sum(vector_gradients(flow).square(), flow.signs).sum(0)
+    if flow.kind == "batchnorm":
+        yield flow.weight, signed_sum(scale_gradients(flow).square(), flow.signs).sum(0)
+    else:
+        yield flow.weight, squares_and_along(flow, *matrices(flow, weight), weight)[0].reshape(weight.shape)
 
 
 def signed_sum(values: Tensor, signs: Tensor | None) -> Tensor:
@@ -255,4 +259,4 @@ def gradient_forms(flow: Flow, weight: Tensor, mean: Params) -> Iterator[tuple[T
     else:
         moved = mean[flow.weight].reshape(groups, -1, features) @ u
     along = (s[:, 0] * moved).flatten(1).sum(1)
-    yield weight_forms(flow, u, s, weight, False).trace[:, 0], along
+    yield weight_forms(flow, u, s, weight).trace[:, 0], along

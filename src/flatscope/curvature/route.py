@@ -119,27 +119,24 @@ def find_not_covered(ctx: Context, curvature: str | None = None) -> dict[str, st
     return ctx.structural(not_covered_by_columns)
 
 
-def route_of(
-    ctx: Context, precision: float | None = None, curvature: str | None = None, outputs_only: bool = False
-) -> Route:
+def route_of(ctx: Context, precision: float | None = None, curvature: str | None = None) -> Route:
     """The way of every trainable parameter, found once for all that ask for the same.
 
     Args:
         ctx: the network.
         precision: relative standard error to reach; the context's by default, 0 for exact values.
         curvature: "hessian" or "gauss_newton"; the context's by default.
-        outputs_only: whether columns may start at the outputs alone, as those of diagonals do.
     """
     precision = ctx.effort.precision if precision is None else precision
     matrix = curvature or ctx.effort.curvature
-    return ctx.cached(_find_route, precision=precision, curvature=matrix, outputs_only=outputs_only)
+    return ctx.cached(_find_route, precision=precision, curvature=matrix)
 
 
-def _find_route(ctx: Context, *, precision: float, curvature: str, outputs_only: bool) -> Route:
+def _find_route(ctx: Context, *, precision: float, curvature: str) -> Route:
     limits, shape = ctx.effort.limits, sweep_shape(ctx)
     outside, places = find_not_covered(ctx, curvature), NO_PLACES
     directions = count(ctx.params[name] for name in outside)
-    may_curve = precision > 0 and curvature == "hessian" and not outputs_only
+    may_curve = precision > 0 and curvature == "hessian"
     if (
         may_curve
         and directions > limits.few_unreached

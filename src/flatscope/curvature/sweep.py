@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -27,7 +27,6 @@ from flatscope.curvature.per_sample_gradients import (
     by_positions,
     matrices,
     scale_gradients,
-    signed_sum,
     vector_gradients,
     weight_forms,
 )
@@ -114,7 +113,6 @@ def sweep_pass(
     draws: range | None,
     not_covered: dict[str, str],
     rows: bool = False,
-    diagonal: bool = False,
     places: Places = NO_PLACES,
 ) -> Curvature:
     """Curvature by one pass over the data, with these random columns or with all columns.
@@ -124,18 +122,17 @@ def sweep_pass(
         draws: numbers of the random columns; None for all columns.
         not_covered: {parameter: reason} for those that the columns do not give.
         rows: also ρ of the rows.
-        diagonal: also the diagonal of every covered block.
         places: curved operations, at whose inputs random columns have parts too.
     """
     shape = sweep_shape(ctx)
     columns = shape.columns if draws is None else len(draws) * (2 if places else shape.per_draw)
-    result = Curvature({}, {}, not_covered, 0 if draws is None else len(draws))
+    result = Curvature({}, not_covered, 0 if draws is None else len(draws))
 
     def work(batch: Batch, numbers: Tensor, width: int) -> BatchSums:
         sums = BatchSums(draws is not None)
         for flows in backpropagated(ctx, batch, numbers, not_covered, width, draws, places):
             for flow in flows:
-                _add_flow(ctx, sums, flow, not_covered, rows, diagonal)
+                _add_flow(ctx, sums, flow, not_covered, rows)
             sums.close_block()
         return sums
 
@@ -143,9 +140,7 @@ def sweep_pass(
         result.add(sums)
     ctx.count("forward", ctx.problem.n_train)
     ctx.count("backward", ctx.problem.n_train * columns)
-    result = result.over(ctx.problem.ranks)
-    n = ctx.problem.n_train * max(1, result.draws)
-    return replace(result, diagonals={name: value / n for name, value in result.diagonals.items()})
+    return result.over(ctx.problem.ranks)
 
 
 def backpropagated(
@@ -284,21 +279,19 @@ def stacked_backward(given: list[Tensor], ends: list[Any], columns: list[Tensor]
     return [None if parts[0] is None else torch.stack(parts, dim=1) for parts in zip(*rows, strict=True)]
 
 
-def _add_flow(
-    ctx: Context, sums: BatchSums, flow: Flow, not_covered: dict[str, str], rows: bool, diagonal: bool
-) -> None:
+def _add_flow(ctx: Context, sums: BatchSums, flow: Flow, not_covered: dict[str, str], rows: bool) -> None:
     """Add what one layer's block of columns gives."""
     trainable, signs = ctx.problem.trainable, flow.signs
     if flow.bias and flow.bias not in not_covered and flow.bias in trainable:
-        _add_vector(sums, flow.bias, vector_gradients(flow), signs, diagonal)
+        _add_vector(sums, flow.bias, vector_gradients(flow), signs)
     if flow.weight in not_covered or flow.weight not in trainable:
         return
     if flow.kind == "batchnorm":
-        _add_vector(sums, flow.weight, scale_gradients(flow), signs, diagonal)
+        _add_vector(sums, flow.weight, scale_gradients(flow), signs)
         return
     weight = ctx.params[flow.weight]
     u, s = matrices(flow, weight)
-    forms = weight_forms(flow, u, s, weight, diagonal)
+    forms = weight_forms(flow, u, s, weight)
     trace = sums.add(flow.weight, "trace", forms.trace, signs)
     sums.add_to_network("trace", trace)
     sums.add_to_network("kappa_trace", trace * float(weight.double().square().sum()))
@@ -306,8 +299,6 @@ def _add_flow(
     _add_units(sums, flow.weight, "rho", forms.along, signs)
     if rows:
         _add_units(sums, flow.weight, "rho_rows", along_rows(u, s, weight, flow.kind), signs)
-    if forms.squares is not None:
-        sums.add_diagonal(flow.weight, forms.squares.reshape(weight.shape))
 
 
 def _add_units(sums: BatchSums, name: str, quantity: str, along: Tensor, signs: Tensor | None) -> None:
@@ -317,9 +308,6 @@ def _add_units(sums: BatchSums, name: str, quantity: str, along: Tensor, signs: 
     sums.add_to_network(f"{quantity}_sum", total)
 
 
-def _add_vector(sums: BatchSums, name: str, gradients: Tensor, signs: Tensor | None, diagonal: bool) -> None:
+def _add_vector(sums: BatchSums, name: str, gradients: Tensor, signs: Tensor | None) -> None:
     """Add per-sample gradients (n, k, size) of a bias or a BatchNorm scale."""
-    squares = gradients.square()
-    sums.add_to_network("trace", sums.add(name, "trace", squares.sum(2), signs))
-    if diagonal:
-        sums.add_diagonal(name, signed_sum(squares, signs).sum(0))
+    sums.add_to_network("trace", sums.add(name, "trace", gradients.square().sum(2), signs))

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flatscope.params import Params, add_to
+from flatscope.params import add_to
 from flatscope.ranks import Ranks
 from flatscope.stopping import degrees, relative_error, student
 
@@ -115,7 +115,6 @@ class BatchSums:
         self._block: dict[str, Tensor] = {}
         self.sums: dict[tuple[str, str], Tensor] = {}
         self.squares: dict[tuple[str, str], Tensor] = {}
-        self.diagonals: Params = {}
 
     def add(self, name: str, quantity: str, values: Tensor, signs: Tensor | None) -> Tensor:
         """Add one block's share.
@@ -142,10 +141,6 @@ class BatchSums:
     def add_to_network(self, quantity: str, values: Tensor) -> None:
         """Add values by draw to a sum over the network's layers."""
         add_to(self._block, quantity, values)
-
-    def add_diagonal(self, name: str, squares: Tensor) -> None:
-        """Add sums over the batch's samples, one for each weight."""
-        add_to(self.diagonals, name, squares.double().cpu())
 
     def close_block(self) -> None:
         """All layers have added their share of a block: the sums over the network are complete."""
@@ -174,7 +169,6 @@ class Curvature:
     # by parameter and quantity, for those that were covered; under "" sums over the network: "trace" over all covered
     # parameters, "kappa_trace" (Σ ‖w_l‖² trace_l), "rho_sum" and "rho_rows_sum" over the layers
     means: dict[tuple[str, str], Mean]
-    diagonals: Params  # diagonal of the matrix for each covered tensor, if asked for
     not_covered: dict[str, str]  # {parameter: reason} for those whose block these columns do not give
     draws: int = 0  # random columns of each sample; 0 where all columns were taken
     missed: str = ""  # why the draws ended before every value was as precise as asked for; empty where all are
@@ -184,8 +178,6 @@ class Curvature:
         for key, values in batch.sums.items():
             mean = self.means.setdefault(key, Mean(draws=max(1, self.draws)))
             mean.add(values, batch.squares.get(key))
-        for name, squares in batch.diagonals.items():
-            add_to(self.diagonals, name, squares)
 
     def of(self, name: str, quantity: str) -> Mean | None:
         """The mean of one quantity, if it was covered."""
@@ -194,27 +186,22 @@ class Curvature:
     def joined(self, other: Curvature) -> Curvature:
         """This and another pass over the same samples."""
         means = {key: mean.joined(other.means[key]) for key, mean in self.means.items()}
-        share = self.draws / (self.draws + other.draws)
-        diagonals = {
-            name: share * value + (1 - share) * other.diagonals[name] for name, value in self.diagonals.items()
-        }
-        return replace(self, means=means, diagonals=diagonals, draws=self.draws + other.draws)
+        return replace(self, means=means, draws=self.draws + other.draws)
 
     def over(self, ranks: Ranks) -> Curvature:
         """With what the other ranks have added up; all have the same keys, since all ran the same network."""
         means = list(self.means.values())
         counts = torch.tensor([float(mean.n) for mean in means], dtype=torch.float64)
-        own = [counts, *self.diagonals.values()]
+        own = [counts]
         for mean in means:
             own += [getattr(mean, name).cpu() for name in SUMMED]
         summed = iter(ranks.summed(own))
         counts = next(summed)
-        diagonals = {name: next(summed) for name in self.diagonals}
         together = []
         for n, mean in zip(counts.tolist(), means, strict=True):
             parts: dict[str, Any] = {name: next(summed) for name in SUMMED}
             together.append(replace(mean, n=round(n), **parts))
-        return replace(self, means=dict(zip(self.means, together, strict=True)), diagonals=diagonals)
+        return replace(self, means=dict(zip(self.means, together, strict=True)))
 
     def errors(self, wanted: float, quantities: Sequence[str] | None = None) -> list[float]:
         """Relative standard errors of the values of the network and the layers; of units that of the largest.

@@ -21,14 +21,7 @@ from flatscope.curvature.coverage import not_covered_by_uses
 from flatscope.curvature.memory import in_batches
 from flatscope.curvature.operators import Hessian, sample_groups
 from flatscope.curvature.output_hessian import output_root
-from flatscope.curvature.per_sample_gradients import (
-    Flow,
-    matrices,
-    scale_gradients,
-    signed_sum,
-    squares_and_along,
-    vector_gradients,
-)
+from flatscope.curvature.per_sample_gradients import Flow, squared_gradients
 from flatscope.curvature.random_signs import Signs
 from flatscope.curvature.route import find_not_covered
 from flatscope.curvature.sweep import backpropagated, gradient_flows, sweep_plan, sweep_shape
@@ -182,8 +175,9 @@ def _one_pass(ctx: Context, names: Collection[str], draw: int | None, fisher: bo
     def work(batch: Batch, numbers: Tensor, width: int) -> Params:
         found = {name: torch.zeros(ctx.params[name].shape, dtype=torch.float64) for name in names}
         for flow in flows_of(batch, numbers, max(width, shape.per_draw)) if swept else ():
-            for name, squares in _squares(ctx, flow, set(swept)):
-                found[name] += squares.reshape(found[name].shape).double().cpu()
+            for name, squares in squared_gradients(flow, ctx.params[flow.weight]):
+                if name in swept:
+                    found[name] += squares.reshape(found[name].shape).double().cpu()
         if single:
             for values, signs in _output_columns(ctx, batch, numbers, draw, fisher):
                 _add_single(ctx, found, single, batch[0], values, signs)
@@ -198,19 +192,6 @@ def _one_pass(ctx: Context, names: Collection[str], draw: int | None, fisher: bo
     ctx.count("backward", columns * n)
     summed = ctx.problem.ranks.summed(list(total.values()))
     return {name: value / n for name, value in zip(total, summed, strict=True)}
-
-
-def _squares(ctx: Context, flow: Flow, wanted: set[str]) -> Iterator[tuple[str, Tensor]]:
-    """Sums over samples and columns of the squared gradients of a layer's parameters."""
-    if flow.bias in wanted and flow.bias is not None:
-        yield flow.bias, signed_sum(vector_gradients(flow).square(), flow.signs).sum(0)
-    if flow.weight not in wanted:
-        return
-    if flow.kind == "batchnorm":
-        yield flow.weight, signed_sum(scale_gradients(flow).square(), flow.signs).sum(0)
-        return
-    weight = ctx.params[flow.weight]
-    yield flow.weight, squares_and_along(flow, *matrices(flow, weight), weight)[0]
 
 
 def _output_columns(

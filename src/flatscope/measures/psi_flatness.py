@@ -17,12 +17,12 @@ import torch
 from torch import Tensor
 
 from flatscope.context import Context
-from flatscope.curvature.columns import column_sweep
 from flatscope.curvature.estimators import Asked, DiagonalSums, diagonal_sums
 from flatscope.curvature.operators import BeyondGaussNewton, sample_groups
 from flatscope.curvature.path_sweep import (
     PathHessian,
     ScalingEdges,
+    covered_diagonals,
     path_sweep,
     per_value,
     scaling_values,
@@ -166,14 +166,14 @@ def _ways(found: DiagonalSums, wanted: float, why: str = "") -> str:
 
 def _trace_by_products(ctx: Context, paths: PathCoordinates, precision: float, most_products: int) -> Value:
     """The trace where some blocks of the Hessian are not Gauss-Newton."""
-    swept = ctx.cached(column_sweep, precision=0.0, diagonal=True, curvature="hessian")
-    together = scaling_values(paths, swept.not_covered)
-    known = float(paths.join(per_value(paths, swept.diagonals))[~together].sum())
+    not_covered = find_not_covered(ctx, "hessian")
+    together = scaling_values(paths, not_covered)
+    known = float(paths.join(per_value(paths, covered_diagonals(ctx, not_covered)))[~together].sum())
     chosen = together.nonzero().flatten()
     matrix = PathHessian(ctx, paths, chosen)
     most = len(chosen) if precision == 0 else most_products
     found, rest, error = _drawn(ctx, matrix, precision, most, (known, 0.0))
-    curved = "".join(f": {why}" for why in list(swept.not_covered.values())[:1])
+    curved = "".join(f": {why}" for why in list(not_covered.values())[:1])
     reason = f"{len(chosen)} of {paths.count} values by {_ways(found, precision, curved)}"
     return Value(known + rest, error, exact=found.exact, reason=_remark(paths, "hessian_trace", reason))
 

@@ -237,7 +237,7 @@ def _forms(layer: Layer) -> Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Ten
     def summed(x: Tensor, s: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         shape = (len(x), *s.shape[2:])
         flow = Flow([LayerUse(layer.weight, None, layer.kind, x, shape, layer.settings)], [s], None, None)
-        forms = weight_forms(flow, *matrices(flow, weight), weight, False)
+        forms = weight_forms(flow, *matrices(flow, weight), weight)
         return forms.trace.double().sum(), forms.relative.double().sum(), forms.along.square().double().sum((0, 1))
 
     return summed
