@@ -61,7 +61,7 @@ def convolutional() -> Tiny:
 def drawn(ctx: Context, draws: int) -> Curvature:
     places, outside = ctx.cached(reached_at_curved_operations)
     assert places
-    return sweep_pass(ctx, range(draws), outside, True, False, places)
+    return sweep_pass(ctx, range(draws), outside, True, places)
 
 
 @pytest.fixture(autouse=True)
@@ -225,7 +225,7 @@ def test_standard_errors_cover() -> None:
     true = {name: exact(ctx, "trace", name) for name in ("first.weight", "gate.weight")}
     for seed in range(100):
         ctx.seed = seed
-        found = sweep_pass(ctx, range(8), outside, False, False, places)
+        found = sweep_pass(ctx, range(8), outside, False, places)
         for name, value in true.items():
             mean = found.of(name, "trace")
             assert mean is not None

@@ -132,7 +132,6 @@ LOCAL_NUMBERS = {
     "coverage": {"CHECKED_SAMPLES"},
     "lanczos": {"SUMMED_TOGETHER"},
     "per_sample_gradients": {"GRADIENT_BYTES"},
-    "path_sweep": {"COLUMNS"},
     "checked_pass": {"PROBED_SAMPLES", "CANDIDATES", "STEP"},
     "hessian_check": {"TOLERANCE", "TOGETHER", "ROUNDING", "NOTHING"},
     "second_derivative": {"ATTEMPTS", "SAMPLES", "SPREADS", "ROUNDING"},

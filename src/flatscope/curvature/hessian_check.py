@@ -15,7 +15,7 @@ from flatscope.context import Context
 from flatscope.curvature.checked_pass import CheckedPass, SharedPass, gaussian
 from flatscope.curvature.curved_operations import BendColumns, Places
 from flatscope.curvature.output_hessian import output_root
-from flatscope.curvature.patches import input_matrix, normalised, output_matrix
+from flatscope.curvature.patches import input_matrix, normalised, output_matrix, weighted_inputs
 from flatscope.curvature.per_sample_gradients import over_positions
 from flatscope.network.layer_uses import LayerUse
 from flatscope.params import Params, add_to
@@ -188,7 +188,4 @@ def directional(use: LayerUse[Tensor], x: Tensor, s: Tensor, weight: Tensor, v: 
     """⟨G_c, v⟩ for a weight-shaped v, without forming G_c: (n, k)."""
     u = input_matrix(x, weight, use.kind, use.settings)  # (n, g, features, t)
     out = output_matrix(s, weight, use.kind, use.settings)  # (n, k, g, rows, t)
-    groups = u.shape[1]
-    blocks = v.reshape(groups, v.shape[0] // groups, -1)  # (g, rows or in, features)
-    moved_u = (blocks.mT if use.kind == "transposed" else blocks) @ u  # (n, g, rows, t)
-    return (out * moved_u[:, None]).flatten(2).sum(2)
+    return (out * weighted_inputs(u, v, use.kind)[:, None]).flatten(2).sum(2)

@@ -20,7 +20,7 @@ from flatscope.context import Context
 from flatscope.curvature.coverage import rows_per_sample
 from flatscope.curvature.memory import allowed, in_batches
 from flatscope.curvature.operators import CurvatureOperator, GaussNewton, curvature_operator
-from flatscope.curvature.patches import weight_gradients
+from flatscope.curvature.patches import weight_gradients, weighted_inputs
 from flatscope.curvature.per_sample_gradients import Flow, matrices
 from flatscope.curvature.route import find_not_covered
 from flatscope.curvature.sweep import backpropagated, sweep_plan, sweep_shape
@@ -54,11 +54,7 @@ class Piece:
     def _single(self, vector: Tensor) -> Tensor:
         u, s = self.inputs, self.columns
         assert u is not None
-        groups, features, rows = u.shape[1], u.shape[2], s.shape[3]
-        if self.kind == "transposed":  # the weight is stored (in, out · taps)
-            moved = vector.reshape(groups, features, rows).mT @ u
-        else:
-            moved = vector.reshape(groups, rows, features) @ u  # (n, g, rows, t)
+        moved = weighted_inputs(u, vector, self.kind)
         along = s.flatten(2) @ moved.flatten(1)[:, :, None]  # (n, k, 1)
         if self.signs is not None:
             along = along * self.signs[:, :, None]

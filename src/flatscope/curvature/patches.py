@@ -66,6 +66,14 @@ def output_matrix(s: Tensor, weight: Tensor, kind: str, settings: dict[str, Any]
     return unfolded.reshape(n, k, groups, -1, unfolded.shape[-1])
 
 
+def weighted_inputs(u: Tensor, v: Tensor, kind: str) -> Tensor:
+    """V u, what a weight-shaped v makes of inputs (n, g, features, t): (n, g, rows, t). ⟨G_c, v⟩ is ⟨s_c, V u⟩."""
+    groups, features = u.shape[1:3]
+    if kind == "transposed":  # the weight is stored (in, out · taps)
+        return v.reshape(groups, features, -1).mT @ u
+    return v.reshape(groups, -1, features) @ u
+
+
 def weight_gradients(u: Tensor, s: Tensor, kind: str) -> Tensor:
     """Per-sample gradients G_c = Σ_t s_t u_tᵀ in the weight's own layout, (n, k, all rows, features).
 

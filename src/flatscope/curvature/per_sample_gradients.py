@@ -23,6 +23,7 @@ from flatscope.curvature.patches import (
     normalised,
     output_matrix,
     weight_gradients,
+    weighted_inputs,
 )
 from flatscope.network.layer_uses import LayerUse
 from flatscope.params import Params
@@ -226,13 +227,10 @@ def _along_channels(gradients: Tensor, weight: Tensor, kind: str, groups: int) -
 
 def along_rows(u: Tensor, s: Tensor, weight: Tensor, kind: str) -> Tensor:
     """⟨G_c, w⟩ restricted to the weights of one output channel: (n, k, out)."""
-    groups = u.shape[1]
-    blocks = weight.reshape(groups, weight.shape[0] // groups, -1)  # (g, rows or in, features)
-    if kind == "transposed":
-        taps = weight[0, 0].numel()
-        moved = (s * (blocks.mT @ u)[:, None]).sum(-1)  # (n, k, g, out · taps)
-        return moved.reshape(*s.shape[:2], -1, taps).sum(-1)
-    return (s * (blocks @ u)[:, None]).sum(-1).flatten(2)
+    along = (s * weighted_inputs(u, weight, kind)[:, None]).sum(-1)  # (n, k, g, rows)
+    if kind == "transposed":  # rows are output channels times taps
+        return along.reshape(*s.shape[:2], -1, weight[0, 0].numel()).sum(-1)
+    return along.flatten(2)
 
 
 def gradient_forms(flow: Flow, weight: Tensor, mean: Params) -> Iterator[tuple[Tensor, Tensor]]:
@@ -253,10 +251,5 @@ def gradient_forms(flow: Flow, weight: Tensor, mean: Params) -> Iterator[tuple[T
         yield gradients.square().sum(1), gradients @ mean[flow.weight].flatten()
         return
     u, s = matrices(flow, weight)  # (n, g, features, t), (n, 1, g, rows, t)
-    groups, features = u.shape[1:3]
-    if flow.kind == "transposed":  # the weight is stored (in, out · taps)
-        moved = mean[flow.weight].reshape(groups, features, -1).mT @ u
-    else:
-        moved = mean[flow.weight].reshape(groups, -1, features) @ u
-    along = (s[:, 0] * moved).flatten(1).sum(1)
+    along = (s[:, 0] * weighted_inputs(u, mean[flow.weight], flow.kind)).flatten(1).sum(1)
     yield weight_forms(flow, u, s, weight).trace[:, 0], along

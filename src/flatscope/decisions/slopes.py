@@ -13,6 +13,7 @@ from torch.autograd import forward_ad as untyped_forward_ad
 from flatscope.context import Context
 from flatscope.curvature.coverage import not_covered_by_uses
 from flatscope.curvature.memory import fitted
+from flatscope.curvature.patches import weighted_inputs
 from flatscope.curvature.per_sample_gradients import Flow, matrices
 from flatscope.curvature.sweep import gradient_flows, sweep_plan
 from flatscope.errors import NotApplicable
@@ -40,13 +41,9 @@ def along_steps(
         return
     weight = ctx.params[flow.weight]
     u, s = matrices(flow, weight)  # (n, g, features, t), (n, k, g, rows, t)
-    groups, features = u.shape[1:3]
     for key in of_weight[flow.weight]:
         delta = steps[key][flow.weight].to(u)
-        if flow.kind == "transposed":  # the weight is stored (in, out · taps)
-            moved = delta.reshape(groups, features, -1).mT @ u
-        else:
-            moved = delta.reshape(groups, -1, features) @ u
+        moved = weighted_inputs(u, delta, flow.kind)
         yield key, torch.einsum("nkgrt,ngrt->nk", s, moved).double()
 
 

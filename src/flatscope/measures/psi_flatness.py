@@ -19,7 +19,12 @@ from torch import Tensor
 from flatscope.context import Context
 from flatscope.curvature.estimators import Asked, DiagonalSums, diagonal_sums
 from flatscope.curvature.operators import BeyondGaussNewton, sample_groups
-from flatscope.curvature.path_sweep import (
+from flatscope.curvature.random_signs import Signs
+from flatscope.curvature.route import find_not_covered
+from flatscope.curvature.sweep import sweep_shape
+from flatscope.curvature.symmetric_operator import TRACE, SymmetricOperator
+from flatscope.errors import InputError, NotApplicable, NumericalWarning, refuse_unknown
+from flatscope.measures.path_curvature import (
     PathHessian,
     ScalingEdges,
     covered_diagonals,
@@ -27,11 +32,6 @@ from flatscope.curvature.path_sweep import (
     per_value,
     scaling_values,
 )
-from flatscope.curvature.random_signs import Signs
-from flatscope.curvature.route import find_not_covered
-from flatscope.curvature.sweep import sweep_shape
-from flatscope.curvature.symmetric_operator import TRACE, SymmetricOperator
-from flatscope.errors import InputError, NotApplicable, NumericalWarning, refuse_unknown
 from flatscope.network.tracing import trace as trace_network
 from flatscope.params import Params
 from flatscope.perturbation import (
