@@ -116,10 +116,12 @@ def test_the_answer_is_above_the_fold(browser: Any, pages: dict[str, str]) -> No
             assert page.locator(".facts th", has_text=heading).bounding_box()["y"] < 900
         assert page.locator(".held-out").first.bounding_box()["y"] < 450
         assert "±" in page.locator(".facts tr", has_text="rho_sum").text_content()
-        maps, factors = (picture.bounding_box() for picture in page.locator(".hero").all())
+        maps, factors, spectrum = (picture.bounding_box() for picture in page.locator(".hero").all())
         assert maps["y"] + maps["height"] < 900
         assert factors["y"] < 600, "the room below the maps is used"
-        words = page.locator(".hero").last.text_content()
+        beside = page.locator("#answer > div").first.bounding_box()
+        assert spectrum["y"] < beside["y"] + beside["height"], "and so is that beside the facts"
+        words = page.locator(".hero").nth(1).text_content()
         assert "← batch 16 better" in words
         assert "batch 512 better →" in words
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -279,7 +280,8 @@ def spectrum_plots(spectra: Mapping[str, SpectralDensity | Eigenpairs], _: Colou
     """The density of eigenvalues, or those found one by one, as each draws itself."""
     for name, found in spectra.items():
         header, rows = found.cells()
-        yield Plot(f"spectrum-{name}", name, spectrum_words(found), fitted(found.figure), header, rows)
+        make = partial(found.figure, caption=False) if isinstance(found, SpectralDensity) else found.figure
+        yield Plot(f"spectrum-{name}", name, spectrum_words(found), fitted(make), header, rows)
 
 
 def spectrum_kind(found: SpectralDensity | Eigenpairs) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from functools import cached_property
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 GRID = 801
+CAPTION = 64  # letters of a line above the picture
 BLUR = 1 / 200  # default width of a bump, as a share of the spectrum's range
 CONVERGED = 1e-3
 OUTSIDE = 0.05
@@ -241,14 +243,21 @@ class SpectralDensity(DrawnResult):
         ax.spines[["top", "right"]].set_visible(False)
         return ax
 
-    def figure(self, *, width: float | None = None, font_size: float | None = None) -> Figure:
-        """The density with its band and outliers; its width in inches and the size of its labels in points."""
+    def figure(self, *, width: float | None = None, font_size: float | None = None, caption: bool = True) -> Figure:
+        """The density with its band and outliers.
+
+        Args:
+            width: inches, such as the width of a column of a paper; the height follows.
+            font_size: points of labels, such as those of the paper.
+            caption: whether to say above it what it shows.
+        """
         from matplotlib.figure import Figure
 
         figure = Figure(figsize=(6.0, 3.4), layout="constrained")
         ax = figure.add_subplot()
         self.plot(ax)
-        ax.set_title(self.caption(), loc="left", fontsize=8)
+        if caption:
+            ax.set_title("\n".join(wrap(self.caption(), CAPTION)), loc="left", fontsize=8)
         return resized(figure, width, font_size)
 
     def caption(self) -> str:
