@@ -8,25 +8,37 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import accumulate
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 from flatscope.context import Context
 from flatscope.curvature.convolutions import FastConvolutions
+from flatscope.curvature.estimators import Asked, diagonal_sums
 from flatscope.curvature.hessian_products import Product, gauss_newton_product, hessian_product
+from flatscope.curvature.linear_systems import Solution, solved
 from flatscope.curvature.memory import allowed, fitted
+from flatscope.curvature.random_signs import Signs
 from flatscope.curvature.second_derivative import refuse_wrong_jacobian_products, refuse_wrong_second_derivative
-from flatscope.curvature.symmetric_operator import Parts, SymmetricOperator, T, Vectors
+from flatscope.curvature.symmetric_operator import TRACE, Parts, SymmetricOperator, T, Vectors
 from flatscope.errors import InputError, differentiated_twice, refuse_unknown
 from flatscope.guards import own_settings
 from flatscope.params import Params, count, flatten, unflatten
 from flatscope.samples import Batch, cut
 
 BatchLoss = Callable[[Tensor], Tensor]  # outputs of a batch to the sum of its samples' losses
+
+
+class Trace(NamedTuple):
+    """A trace, its standard error (0 where it is exact) and the products that it took."""
+
+    value: float
+    stderr: float
+    products: int
 
 
 class CurvatureOperator(SymmetricOperator):
@@ -55,6 +67,8 @@ class CurvatureOperator(SymmetricOperator):
         >>> op.unflatten(op @ op.flatten({"weight": torch.ones(1, 2), "bias": torch.zeros(1)}))
         {'weight': tensor([[1., 1.]], dtype=torch.float64), 'bias': tensor([2.], dtype=torch.float64)}
     """
+
+    CONVEX: ClassVar = False  # whether no eigenvalue is negative, for a loss that is convex in the outputs
 
     def __init__(self, ctx: Context, names: Iterable[str] | None = None, groups: int = 1) -> None:
         self.ctx = ctx
@@ -101,6 +115,37 @@ class CurvatureOperator(SymmetricOperator):
         columns = vectors.reshape(self.size, -1)  # (p, k)
         (total,) = self.summed([self.by_groups(lambda _: columns, partial(self._added, columns.shape[1]))])
         return total.reshape(vectors.shape)
+
+    def solve(
+        self, v: Tensor | Params, damping: float = 0.0, *, tolerance: float = 1e-6, most_products: int = 1000
+    ) -> Solution:
+        """The x of (A + damping · I) x = v: by conjugate gradients for Gauss-Newton, by MINRES for the Hessian.
+
+        Args:
+            v: a vector (p,), or tensors by name.
+            damping: added to the diagonal.
+            tolerance: relative residual to end at; float32 products seldom get below 1e-6.
+            most_products: give up there; the solution then says so.
+
+        Returns:
+            x with its residual, and a direction of negative curvature where one was met.
+        """
+        vector = v if isinstance(v, Tensor) or not isinstance(v, Mapping) else self.flatten(dict(v))
+        eps = torch.finfo(self.ctx.problem.dtype).eps
+        return solved(self, vector, damping, tolerance, most_products, convex=self.CONVEX, eps=eps)
+
+    def trace(self, precision: float = 0.02, *, most_products: int = 1024, seed: int = 0) -> Trace:
+        """The trace with its standard error: exact for few entries, else from products with random signs.
+
+        Args:
+            precision: relative standard error to end at; 0 for one product an entry.
+            most_products: give up there, with the error that was reached.
+            seed: of the random signs.
+        """
+        limits = self.ctx.effort.limits
+        found = diagonal_sums(self, Signs(seed, "trace of an operator"), Asked(precision, most_products), limits)
+        value, stderr = float(found.values[TRACE].sum()), float(found.stderrs[TRACE].sum())
+        return Trace(value, 0.0 if found.exact else stderr, found.products)
 
     def _added(self, k: int, parts: Parts) -> Tensor:
         """The groups' products in one, (p, k)."""
@@ -240,6 +285,8 @@ class Hessian(CurvatureOperator):
 
 class GaussNewton(CurvatureOperator):
     """Generalized Gauss-Newton matrix: mean over samples of Jᵀ (∇² loss) J, J the outputs' Jacobian."""
+
+    CONVEX = True
 
     def __init__(self, ctx: Context, names: Iterable[str] | None = None, groups: int = 1) -> None:
         refuse_wrong_jacobian_products(ctx)

@@ -74,14 +74,16 @@ class SymmetricOperator(ABC):
         return not name
 
     def to_scipy(self) -> LinearOperator:
-        """The same operator for SciPy's solvers, in float64 on the CPU side."""
+        """The same operator for SciPy's solvers, in float64 on the CPU side; it takes arrays of any numbers."""
 
         def product(array: np.ndarray) -> np.ndarray:
             if np.iscomplexobj(array):
                 return product(array.real) + 1j * product(array.imag)
             return (self @ torch.from_numpy(np.ascontiguousarray(array, dtype=np.float64))).cpu().numpy()
 
-        return LinearOperator(self.shape, matvec=product, matmat=product, rmatvec=product, dtype=np.float64)
+        return LinearOperator(
+            self.shape, matvec=product, matmat=product, rmatvec=product, rmatmat=product, dtype=np.float64
+        )
 
 
 class Congruence(SymmetricOperator):

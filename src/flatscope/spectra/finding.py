@@ -26,7 +26,8 @@ def hessian(problem: Problem, layer: str | None = None) -> Hessian:
 
     Args:
         problem: model, data, loss.
-        layer: a layer's name, for the block of its weight alone; all trainable parameters by default.
+        layer: a layer's name, for the block of its weight alone; or the name of a module or parameter, for the block of
+            all trainable parameters below it; the whole by default.
 
     Returns:
         An operator with `op @ v` for a vector (p,) or columns (p, k), `op.shape`, `op.to_scipy()`, `op.names`,
@@ -51,7 +52,8 @@ def gauss_newton(problem: Problem, layer: str | None = None) -> GaussNewton:
 
     Args:
         problem: model, data, loss.
-        layer: a layer's name, for the block of its weight alone; all trainable parameters by default.
+        layer: a layer's name, for the block of its weight alone; or the name of a module or parameter, for the block of
+            all trainable parameters below it; the whole by default.
 
     Returns:
         An operator as that of `hessian`.
@@ -86,7 +88,8 @@ def eigenpairs(
     Args:
         problem: model, data, loss.
         top: how many of the largest.
-        layer: a layer's name, for the block of its weight alone; all trainable parameters by default.
+        layer: a layer's name, for the block of its weight alone; or the name of a module or parameter, for the block of
+            all trainable parameters below it; the whole by default.
         curvature: "hessian" or "gauss_newton".
         tolerance: relative accuracy.
         bottom: how many of the smallest.
@@ -141,7 +144,8 @@ def spectral_density(
     Args:
         problem: model, data, loss.
         draws: number of random starts.
-        layer: a layer's name, for the block of its weight alone; all trainable parameters by default.
+        layer: a layer's name, for the block of its weight alone; or the name of a module or parameter, for the block of
+            all trainable parameters below it; the whole by default.
         curvature: "hessian" or "gauss_newton".
         steps: products a start; more resolve more of the spectrum.
         seed: of the random starts.
@@ -185,9 +189,18 @@ def _operator(
 
 
 def _place(ctx: Context, layer: str | None) -> tuple[Context, list[str] | None]:
-    """The context, and the parameter tensors of a layer; None for all trainable ones."""
+    """The context, and the parameter tensors of a layer or of all below a name; None for all trainable ones."""
     if layer is None:
         return ctx, None
     weights = {found.name: found.weight for found in ctx.network}
-    refuse_unknown(layer, weights, "layer")
-    return ctx, [weights[layer]]
+    if layer in weights:
+        return ctx, [weights[layer]]
+    below = [name for name in ctx.params if name == layer or name.startswith(f"{layer}.")]
+    if not below:
+        parts = {name.rsplit(".", n)[0] for name in ctx.params for n in range(1 + name.count("."))}
+        refuse_unknown(layer, [*weights, *sorted(parts - weights.keys())], "layer")
+    trainable = [name for name in below if name in ctx.problem.trainable]
+    if not trainable:
+        fix = "Set requires_grad of those that the block is to have"
+        raise InputError("trainable parameters", f"{len(below)} frozen ones", where=f"layer {layer!r}", fix=fix)
+    return ctx, trainable
