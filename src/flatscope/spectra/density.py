@@ -20,6 +20,7 @@ from flatscope.errors import InputError
 from flatscope.formatting import number
 from flatscope.noise import checked_confidence, wilson
 from flatscope.result import DrawnResult, checked_columns
+from flatscope.spectra.eigenpairs import differences_line
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -288,7 +289,8 @@ class SpectralDensity(DrawnResult):
         worth = "Eigenvalues belong to the weights as written, and change with a rescaling that changes no output."
         stable = high > 0 and not self.layer
         use = f"Gradient descent from here is stable up to a rate of about {number(2 / high, 2)}." if stable else ""
-        return [line for line in (*lines, worth, use) if line]
+        differences = self.meta.get("finite_difference")
+        return [line for line in (*lines, differences_line(differences) if differences else worth, use) if line]
 
     def cells(self) -> tuple[list[str], list[list[str]]]:
         """What there is to say about the spectrum in numbers."""

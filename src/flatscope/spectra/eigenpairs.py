@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Self
 
@@ -18,6 +19,15 @@ from flatscope.result import DrawnResult, Result, checked_columns
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+
+def differences_line(found: Mapping[str, Any]) -> str:
+    """What finite differences leave open, in a sentence."""
+    kinks = "; kinks that a step crosses are counted: this is not the exact Hessian" if found["kinks"] else ""
+    return (
+        f"By finite differences: step {number(found['step'], 2)} of the weights, two steps differ by up to "
+        f"{number(100 * found['spread'], 2)} %{kinks}."
+    )
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -74,6 +84,8 @@ class Eigenpairs(DrawnResult):
         lines.append(
             "Eigenvalues belong to the weights as written, and change with a rescaling that changes no output."
         )
+        if "finite_difference" in self.meta:
+            lines.append(differences_line(self.meta["finite_difference"]))
         if largest > 0 and not self.layer:
             lines.append(f"Gradient descent from here is stable up to a rate of about {number(2 / largest, 2)}.")
         return lines

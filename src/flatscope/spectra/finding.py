@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import torch
 
 from flatscope.context import Context, make_effort
 from flatscope.curvature.brackets import rounding
+from flatscope.curvature.finite_differences import FiniteDifferences
 from flatscope.curvature.operators import CurvatureOperator, GaussNewton, Hessian, curvature_operator
 from flatscope.curvature.spectrum import COARSE, Wanted, extreme_eigenpairs, krylov_dtype, lanczos_quadrature
 from flatscope.errors import InputError, refuse_unknown
@@ -16,9 +18,14 @@ from flatscope.problem import Problem
 from flatscope.spectra.density import SpectralDensity
 from flatscope.spectra.eigenpairs import Eigenpairs
 
+EXACT, DIFFERENCES = "exact", "finite_difference"
+PRECISION = 0.05  # of differences in searches and densities: the largest that two steps may be apart
+
 
 @own_settings()
-def hessian(problem: Problem, layer: str | None = None) -> Hessian:
+def hessian(
+    problem: Problem, layer: str | None = None, *, products: str = EXACT, precision: float = 0.05
+) -> CurvatureOperator:
     """The Hessian of the mean training loss as a linear operator.
 
     Products are exact and streamed over the data, in float64 at the outside; on several ranks of `torch.distributed`
@@ -28,6 +35,10 @@ def hessian(problem: Problem, layer: str | None = None) -> Hessian:
         problem: model, data, loss.
         layer: a layer's name, for the block of its weight alone; or the name of a module or parameter, for the block of
             all trainable parameters below it; the whole by default.
+        products: "exact" (autograd, differentiated twice), or "finite_difference" of the gradient, where there is no
+            second derivative: with two steps, refused where these differ by more than `precision`. On networks with
+            ReLU, max or abs it is another quantity, and warns.
+        precision: of finite differences: the most that the products of two steps may differ, relative to the largest.
 
     Returns:
         An operator with `op @ v` for a vector (p,) or columns (p, k), `op.shape`, `op.to_scipy()`, `op.names`,
@@ -40,7 +51,7 @@ def hessian(problem: Problem, layer: str | None = None) -> Hessian:
         >>> fs.hessian(problem) @ torch.tensor([1.0, 1.0])  # H = 2 · mean of x xᵀ
         tensor([1., 9.], dtype=torch.float64)
     """
-    return Hessian(*_place(Context(problem), layer))
+    return _hessian(*_place(Context(problem), layer), products, precision)
 
 
 @own_settings()
@@ -79,6 +90,7 @@ def eigenpairs(
     seed: int = 0,
     most_products: int = 1000,
     memory: int | str | None = None,
+    products: str = EXACT,
 ) -> Eigenpairs:
     """Eigenvalues and eigenvectors from the ends of the spectrum, all out of one Krylov space.
 
@@ -96,6 +108,7 @@ def eigenpairs(
         seed: of the random start.
         most_products: give up there; what is not found then says so.
         memory: what a pass may use: bytes, or "8GiB"; None for a share of what is free.
+        products: "exact" or "finite_difference", as for `hessian`; what two steps leave open is in the residuals.
 
     Example:
         >>> import torch, flatscope as fs
@@ -105,22 +118,25 @@ def eigenpairs(
         tensor([9., 1.], dtype=torch.float64)
     """
     begun = time.perf_counter()
-    ctx, operator = _operator(problem, layer, curvature, seed, memory)
+    ctx, operator = _operator(problem, layer, curvature, seed, memory, products)
     found = extreme_eigenpairs(
         operator,
         ctx.generator(f"eigenpairs {curvature} {layer or ''}"),
         Wanted(top, bottom, tolerance),
         most_products=most_products,
     )
+    residuals = torch.tensor([pair.residual for pair in found], dtype=torch.float64)
+    if isinstance(operator, FiniteDifferences):
+        residuals += torch.stack([operator.left_open(pair.vector) for pair in found]).cpu()
     return Eigenpairs(
         torch.tensor([pair.value for pair in found], dtype=torch.float64),
-        torch.tensor([pair.residual for pair in found], dtype=torch.float64),
+        residuals,
         torch.tensor([pair.converged for pair in found]),
         tuple(operator.unflatten(pair.vector.to("cpu", problem.dtype)) for pair in found),
         found[0].products,
         layer or "",
         curvature,
-        ctx.provenance(begun) | {"tolerance": tolerance},
+        ctx.provenance(begun) | {"tolerance": tolerance, **_differences(operator)},
     )
 
 
@@ -134,6 +150,7 @@ def spectral_density(
     steps: int = 64,
     seed: int = 0,
     memory: int | str | None = None,
+    products: str = EXACT,
 ) -> SpectralDensity:
     """How the eigenvalues are spread: stochastic Lanczos quadrature (Ghorbani, Krishnan and Xiao, 2019).
 
@@ -150,6 +167,7 @@ def spectral_density(
         steps: products a start; more resolve more of the spectrum.
         seed: of the random starts.
         memory: what a pass may use: bytes, or "8GiB"; None for a share of what is free.
+        products: "exact" or "finite_difference", as for `hessian`; what two steps leave open is in the residuals.
 
     Example:
         >>> import torch, flatscope as fs
@@ -163,11 +181,13 @@ def spectral_density(
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise InputError("a whole number of at least 1", repr(value), where=f"spectral_density, {name}")
     begun = time.perf_counter()
-    ctx, operator = _operator(problem, layer, curvature, seed, memory)
+    ctx, operator = _operator(problem, layer, curvature, seed, memory, products)
     generator = ctx.generator(f"spectral density {curvature} {layer or ''}")
     found = lanczos_quadrature(operator, generator, steps=steps, draws=draws)
     largest = max(float(each.nodes.abs().max()) for each in found)
     moved = rounding(largest, problem.dtype, krylov_dtype(operator.size, COARSE))
+    if isinstance(operator, FiniteDifferences):
+        moved = max(moved, operator.spread * largest)
     return SpectralDensity(
         torch.cat([torch.full((len(each.nodes),), n) for n, each in enumerate(found)]),
         torch.cat([each.nodes for each in found]),
@@ -176,16 +196,35 @@ def spectral_density(
         operator.size,
         layer or "",
         curvature,
-        ctx.provenance(begun) | {"steps": steps, "rounding": moved},
+        ctx.provenance(begun) | {"steps": steps, "rounding": moved, **_differences(operator)},
     )
 
 
 def _operator(
-    problem: Problem, layer: str | None, curvature: str, seed: int, memory: int | str | None
+    problem: Problem, layer: str | None, curvature: str, seed: int, memory: int | str | None, products: str
 ) -> tuple[Context, CurvatureOperator]:
     effort = make_effort(curvature=curvature, memory=memory)
     ctx = Context(problem, seed=seed, effort=effort)
-    return ctx, curvature_operator(*_place(ctx, layer))
+    if products == EXACT:
+        return ctx, curvature_operator(*_place(ctx, layer))
+    if curvature != "hessian":
+        got, fix = f"products={products!r} of {curvature}", 'Ask for curvature="hessian"'
+        raise InputError("finite differences of the gradient, which give the Hessian", got, where="products", fix=fix)
+    return ctx, _hessian(*_place(ctx, layer), products, PRECISION)
+
+
+def _hessian(ctx: Context, names: list[str] | None, products: str, precision: float) -> CurvatureOperator:
+    refuse_unknown(products, (EXACT, DIFFERENCES), "products")
+    if products == EXACT:
+        return Hessian(ctx, names)
+    return FiniteDifferences(ctx, names, precision=precision)
+
+
+def _differences(operator: CurvatureOperator) -> dict[str, Any]:
+    """What a result keeps of finite differences: their step, and how far two steps differ."""
+    if not isinstance(operator, FiniteDifferences):
+        return {}
+    return {"finite_difference": {"step": operator.step, "spread": operator.spread, "kinks": operator.kinks}}
 
 
 def _place(ctx: Context, layer: str | None) -> tuple[Context, list[str] | None]:
