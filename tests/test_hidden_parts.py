@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import types
+
 import pytest
 import torch
 from networks import _built
@@ -13,6 +15,7 @@ import flatscope as fs
 from flatscope.context import Context, Effort, Scores
 from flatscope.curvature import coverage
 from flatscope.curvature.coverage import read
+from flatscope.errors import InputError
 from flatscope.network.program import Structure
 from flatscope.reading import recorded_structure
 
@@ -211,3 +214,29 @@ def test_samples_are_read_within_the_memory_that_is_asked_for(monkeypatch: pytes
     less = Context(problem, effort=Effort(memory=int(10 * held))).cached(read)
     assert max(sizes) == 10
     assert (less.curved, less.rows) == (found.curved, found.rows)
+
+
+def test_a_forward_that_holds_another_model_is_refused() -> None:
+    """Its copy would run the original, whose weights do not move: gradient and curvature came out as zero."""
+    model = torch.nn.ModuleDict({"inner": torch.nn.Linear(3, 4), "head": torch.nn.Linear(4, 2)})
+    model.forward = lambda x: 3 * model["head"](torch.tanh(model["inner"](x)))  # type: ignore[method-assign]
+    data = torch.randn(6, 3), torch.tensor([0, 1, 0, 1, 1, 0])
+    with pytest.raises(InputError, match="that no module of it has"):
+        fs.Problem(model, train=data)
+    bound = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 2))
+    bound.forward = types.MethodType(lambda self, x: self[2](self[1](self[0](x))), bound)  # type: ignore[method-assign]
+    assert fs.measure(fs.Problem(bound, train=data), "gradient_norm")["gradient_norm"] > 0  # a method moves along
+
+
+def test_parameters_of_a_module_that_is_not_registered_are_refused() -> None:
+    class Listed(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head, self.hidden = torch.nn.Linear(4, 2), [torch.nn.Linear(3, 4)]
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            made: torch.Tensor = self.head(self.hidden[0](x))
+            return made
+
+    with pytest.raises(InputError, match=r"\(4, 3\) that no module"):
+        fs.Problem(Listed(), train=(torch.randn(6, 3), torch.tensor([0, 1, 0, 1, 1, 0])))

@@ -64,13 +64,35 @@ def refuse_hidden_uses(model: nn.Module, outputs: Tensor) -> None:
     parameters = {name: value for name, value in model.named_parameters() if value.requires_grad}
     with torch.enable_grad():
         total = outputs.sum()
-    if not total.requires_grad or not parameters:
+    if not total.requires_grad:
+        return
+    _refuse_parameters_of_others(model, total)
+    if not parameters:
         return
     found = torch.autograd.grad(total, list(parameters.values()), allow_unused=True, retain_graph=True)
     for name, gradient in zip(parameters, found, strict=True):
         if gradient is not None:
             fix = "Read it as an attribute of its module in forward, or keep it in an nn.ParameterList"
             raise InputError("parameters that are read from their modules", "another way to this one", name, fix)
+
+
+def _refuse_parameters_of_others(model: nn.Module, total: Tensor) -> None:
+    """Raise where outputs depend on parameters that this model does not own, as where a closure holds another model."""
+    own, nodes, seen = set(map(id, model.parameters())), [total.grad_fn], set()
+    while nodes:
+        node = nodes.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        leaf = getattr(node, "variable", None)
+        if isinstance(leaf, nn.Parameter) and id(leaf) not in own:
+            got = f"one of shape {tuple(leaf.shape)} that no module of it has"
+            fix = (
+                "Register its module on the model; make forward a method of the class that reads `self`: a function "
+                "that holds the model (`model.forward = lambda x: model…`) runs the original in every copy"
+            )
+            raise InputError("parameters of the model alone in its forward pass", got, "model", fix)
+        nodes += [following for following, _ in node.next_functions]
 
 
 def failing_module(model: nn.Module, inputs: Inputs) -> str:
