@@ -137,6 +137,8 @@ LOCAL_NUMBERS = {
     "second_derivative": {"ATTEMPTS", "SAMPLES", "SPREADS", "ROUNDING"},
     "random_signs": {"_FIRST", "_SECOND", "_STEP"},
     "spectrum": {"WIDEST", "LARGE", "COARSE", "LEAST_STEPS", "HIDDEN_STEPS", "SETTLED_STEPS", "HIDDEN"},
+    "linear_systems": {"NOISE"},
+    "finite_differences": {"RATIO"},
 }
 MOST_HIDDEN_IMPORTS = 4
 EMPTY_WORDS = {"utils", "util", "helpers", "helper", "common", "misc", "core", "impl", "settings"}

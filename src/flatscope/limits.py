@@ -61,6 +61,8 @@ class Limits:
     most_products: int = 1024
     # Products at a time where there is a deadline: the time is looked at between them.
     hurried_products: int = 2
+    # Products of a linear system without a smaller residual after which nothing more can be solved.
+    stalled_products: int = 50
     # Deflation (Hutch++) pays where so many times the products that it takes seem to be needed.
     deflation_gain: float = 4.0
     # Groups of samples with random vectors of their own: at most so many. More groups tell more in one pass; smaller

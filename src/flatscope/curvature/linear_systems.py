@@ -17,11 +17,11 @@ from torch import Tensor
 
 from flatscope.errors import InputError, refuse_unless_whole
 from flatscope.formatting import number
+from flatscope.limits import STANDARD
 
 if TYPE_CHECKING:
     from flatscope.curvature.symmetric_operator import SymmetricOperator
 
-STALLED = 50  # products without a smaller residual after which nothing more can be solved
 NOISE = 100.0  # roundings of the largest curvature met, below zero by which a direction counts as negative
 
 
@@ -140,7 +140,7 @@ def _conjugate_gradients(apply: Callable[[Tensor], Tensor], v: Tensor, wanted: f
     x, r = torch.zeros_like(v), v.clone()
     p, square = r.clone(), float(v @ v)
     least, since, products, largest = math.sqrt(square), 0, 0, 0.0
-    while products < most and math.sqrt(square) > wanted and since < STALLED:
+    while products < most and math.sqrt(square) > wanted and since < STANDARD.stalled_products:
         product = apply(p)
         products += 1
         curved = float(p @ product)
@@ -163,7 +163,7 @@ def _minimum_residual(apply: Callable[[Tensor], Tensor], v: Tensor, wanted: floa
     older, old = torch.zeros_like(v), torch.zeros_like(v)  # directions of x
     c, s, delta, epsilon, coupling = -1.0, 0.0, 0.0, 0.0, 0.0
     products, since, largest = 0, 0, 0.0
-    while products < most and phi > wanted and since < STALLED:
+    while products < most and phi > wanted and since < STANDARD.stalled_products:
         product = apply(vector)
         products += 1
         alpha = float(vector @ product)
