@@ -193,6 +193,15 @@ def test_equals_its_twin(entry: Declaration, build: Callable[[], Tiny]) -> None:
     checks.equals_its_twin(entry, dense(build))
 
 
+@pytest.mark.parametrize("name", ["rademacher_l1", "margin_l1", "margin_rademacher"])
+def test_margins_matter_where_there_are_enough_samples(name: str) -> None:
+    """On few samples the best margin of margin_l1 is one that no sample reaches."""
+    rows = checks.equals_its_twin(declarations("bound")[name], dense(far_apart_and_deep))
+    if name == "margin_l1":
+        [row] = rows.values()
+        assert row.value < 1
+
+
 @by_bound
 def test_every_option_is_compared(entry: Declaration) -> None:
     compared = {option for name, _, option, _, _ in OPTIONS if name == entry.name}

@@ -277,3 +277,50 @@ def test_bounds_are_invariant_under_rescaling() -> None:
     twin = tiny.with_model(fs.rescale(tiny.model, tiny.x, by="unit", seed=4))
     for name in ("psi_theorem_5_1", "psi_theorem_5_1_corrected", "pac_bayes_psi"):
         assert row(tiny, name)[0] == pytest.approx(row(twin, name)[0], rel=1e-9)
+
+
+class Between(nn.Module):
+    """Something between the layers or behind them."""
+
+    def __init__(self, what: str, factor: float) -> None:
+        super().__init__()
+        self.what, self.factor = what, factor
+        self.first, self.last = nn.Linear(3, 4), nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = torch.relu(self.first(x))
+        if self.what == "hidden":
+            h = self.factor * h
+        elif self.what == "slope":
+            h = nn.functional.leaky_relu(self.first(x), self.factor)
+        out: torch.Tensor = self.last(h)
+        return self.factor * out if self.what == "outputs" else out
+
+
+@pytest.mark.parametrize(
+    ("what", "factor"), [("hidden", 0.5), ("slope", 0.1), ("hidden", 1e5), ("slope", 3.0), ("outputs", 1e5)]
+)
+def test_what_enlarges_signals_is_refused_since_the_rise_can_be_above_the_bound(what: str, factor: float) -> None:
+    plain = network((3, 4, 2), bias=True, seed=0)
+    model = Between(what, factor).double()
+    for value, own in zip(model.parameters(), plain.model.parameters(), strict=True):
+        value.data = own.detach().clone()
+    tiny = plain.with_model(model)
+    paths = fs.BasisPaths(model, tiny.x)
+
+    def loss(v: torch.Tensor) -> torch.Tensor:
+        outputs = torch.func.functional_call(model, paths.params_of(v), (tiny.x,))
+        return nn.functional.cross_entropy(outputs, tiny.y)
+
+    v = paths.values()
+    direction = torch.autograd.functional.jacobian(loss, v)
+    step = 1e-3 * float(v.abs().min()) * direction / direction.norm()
+    rise = float(loss(v + step) - loss(v))
+    found, reason = row(tiny, "psi_theorem_5_1_corrected", epsilon=1e-3)
+    if factor < 1:
+        assert rise <= found
+        return
+    for said in (reason, row(tiny, "psi_theorem_5_1")[1]):
+        assert "another operation" in said
+    if factor > 10:
+        assert rise > row(plain, "psi_theorem_5_1_corrected", epsilon=1e-3)[0], "what would have been said"

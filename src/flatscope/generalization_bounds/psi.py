@@ -22,6 +22,7 @@ from flatscope.generalization_bounds.pac_bayes import loss_constant
 from flatscope.measures.psi_flatness import certified_radius, path_coordinates
 from flatscope.network.watching import Operation, replay
 from flatscope.registry import PATH_SYMMETRIES, Value, bound
+from flatscope.samples import as_rows
 from flatscope.stopping import draw_until_precise
 from flatscope.symmetries.basis_paths import PathCoordinates
 from flatscope.symmetries.path_skeleton import ZeroSkeletonError
@@ -329,22 +330,37 @@ def _rise_in_ball(
 
 
 def _input_norms(ctx: Context, paths: PathCoordinates) -> list[float]:
-    """Largest norm of the input of each layer over the training samples, suffixes scaled to ±1."""
+    """Largest norm of the input of each layer over the training samples, suffixes scaled to ±1.
+
+    Refused where something between two layers enlarges a signal, or behind the last changes it: path values do not have
+    such factors, and outputs change by more than they do. A slope of at most 1 changes nothing.
+    """
     double = {name: value.double() for name, value in paths.params.items()}
     params = rescaled_params(paths.graph, double, paths.suffix.log[1:].exp())
     at = {id(params[layer.weight]): index for index, layer in enumerate(paths.graph.layers)}
-    norms = [0.0] * len(at)
+    norms, below = [0.0] * len(at), [torch.zeros(0)]
 
     def note(op: Operation) -> Any:
-        if op.name == "linear":
-            given = op.named("input", "weight", "bias")
-            index = at[id(given["weight"])]
-            norms[index] = max(norms[index], float(given["input"].norm(dim=1).max()))
-        return op.run()
+        if op.name != "linear":
+            return op.run()
+        given = op.named("input", "weight", "bias")
+        index = at[id(given["weight"])]
+        norms[index] = max(norms[index], float(given["input"].norm(dim=1).max()))
+        if index > 0:
+            _refuse_larger(given["input"].abs(), below[0].abs(), "a signal between two layers")
+        below[0] = op.run()
+        return below[0]
 
     double_ctx = ctx.in_double()
     with torch.no_grad():
         for inputs, targets in double_ctx.batches():
-            replay(double_ctx.problem.model, inputs, note, params)
+            outputs = as_rows(replay(double_ctx.problem.model, inputs, note, params))
+            _refuse_larger((outputs - below[0]).abs(), torch.zeros_like(outputs), "what the last layer gives")
             ctx.count("forward", len(targets))
     return norms
+
+
+def _refuse_larger(sizes: Tensor, allowed: Tensor, what: str) -> None:
+    rounding = 1e-9 * max(1.0, float(sizes.max()))
+    if sizes.shape != allowed.shape or not bool((sizes <= allowed + rounding).all()):
+        raise NotApplicable(f"needs layers with nothing but ReLUs between them; another operation changes {what}")
