@@ -67,7 +67,8 @@ def hessian_trace(ctx: Context, *, precision: float | None = None, most_products
 
     From all columns of the sweep on piecewise-linear networks, and exact then, or from random ones where that costs
     less. The trace over parameters whose block is not Gauss-Newton comes from Hessian products, the same that give the
-    layers' traces, and is added.
+    layers' traces, and is added. Where no layer is asked for beside it, products of the whole Hessian take the place of
+    all that, if they are expected to cost less than what is not exact of it.
 
     Args:
         precision: relative standard error to reach where it is estimated; that of the call by default, 0 for exact.
