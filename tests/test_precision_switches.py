@@ -268,3 +268,25 @@ def test_an_interrupt_while_settings_are_switched_leaves_torch_as_it_was(
     with own_settings():
         assert checkpoint.CheckpointFunction is not before[2]
     assert state() == before
+
+
+def test_an_interrupt_between_a_switch_and_its_note_leaves_torch_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a context has switched and nobody knows yet that it has to be left."""
+    switched = []
+
+    class Switch:
+        def __init__(self, _: object) -> None:
+            pass
+
+        def __enter__(self) -> None:
+            switched.append("on")
+            os.kill(os.getpid(), signal.SIGINT)
+            switched.append("known")
+
+        def __exit__(self, *raised: object) -> None:
+            switched.append("off")
+
+    monkeypatch.setattr("flatscope.guards.sdpa_kernel", Switch)
+    with pytest.raises(KeyboardInterrupt), own_settings():
+        pass
+    assert switched == ["on", "known", "off"]

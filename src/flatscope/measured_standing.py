@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 
 from flatscope.context import Context
 from flatscope.descent import descent
@@ -39,7 +40,7 @@ def standing_of(context: Context, folded: Problem | None = None, *, descends: bo
         test_loss=math.nan if test is None else test.loss,
         test_error=math.nan if test is None or not classes else test.error,
         rescalable=rescalable,
-        gradient_norm=gradient_norm(context),
+        gradient_norm=math.nan if _is_over(context) else gradient_norm(context),
         n_test=0 if problem.test is None else problem.test.n,
         **(_descended(context) if descends else {}),
     )
@@ -59,6 +60,12 @@ def _descended(context: Context) -> dict[str, float]:
     except Exception:  # what cannot be differentiated, and for what there is no time, loses nobody a table
         return {}
     return {"fall": found.fall, "constant": found.constant, "decay": found.decay}
+
+
+def _is_over(context: Context) -> bool:
+    """Whether the time of the whole call is up; not where ranks would have to agree on it."""
+    end = context.effort.end
+    return end is not None and context.problem.ranks.size == 1 and time.monotonic() > end
 
 
 def gradient_norm(context: Context) -> float:
