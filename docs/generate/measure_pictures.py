@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from flatscope.definitions import typical_numbers
@@ -17,6 +18,8 @@ from flatscope.training import released_population
 STOP = 0.01  # training loss at which the networks were measured, as for the usual values
 COLOURS = {"cifar10": ("CIFAR-10", "#0072B2"), "fashion-mnist": ("Fashion-MNIST", "#D55E00")}
 FEWEST = 50  # networks
+CLOSE = 0.04  # of the axis: closer marks share a label
+EDGE, MARGIN = 0.01, 1.5  # share of the networks on either side that may lie outside, and room beside the others
 
 
 @functools.cache
@@ -48,13 +51,18 @@ def _drawn(entry: Declaration) -> bytes:
     for name, (label, colour) in COLOURS.items():
         rows = frame.loc[shown.index][frame.loc[shown.index, "data"] == name]
         axes.scatter(shown[rows.index], 100 * rows["gap"], s=9, alpha=0.45, color=colour, linewidths=0, label=label)
-    if shown.min() > 0:
+    low, high = (float(shown.quantile(share)) for share in (EDGE, 1 - EDGE))
+    if low > 0 and high > low:
         axes.set_xscale("log")
-        _mark_demo(axes, entry)
-    else:
-        axes.set_xscale("symlog", linthresh=max(float(shown.abs().quantile(0.1)), 1e-12))
-    mean = "" if entry.per == "network" else f" (mean over {entry.per}s)"
-    axes.set_xlabel(f"{entry.name}{mean}", fontsize=11)
+        low, high = low / MARGIN, high * MARGIN
+    elif high > low:
+        low, high = low - (high - low) / 20, high + (high - low) / 20
+    outside = int(((shown < low) | (shown > high)).sum()) if high > low else 0
+    if high > low:
+        _mark_demo(axes, entry, low, high)
+    remarks = [f"mean over {entry.per}s"] * (entry.per != "network") + [f"{outside} lie outside"] * bool(outside)
+    words = f" ({', '.join(remarks)})" if remarks else ""
+    axes.set_xlabel(f"{entry.name}{words}", fontsize=11)
     axes.set_ylabel("generalization gap, %", fontsize=11)
     axes.tick_params(labelsize=10)
     axes.spines[["top", "right"]].set_visible(False)
@@ -64,12 +72,16 @@ def _drawn(entry: Declaration) -> bytes:
     return drawn.getvalue()
 
 
-def _mark_demo(axes: object, entry: Declaration) -> None:
-    """The two networks of the demo, as marks on the axis of values."""
-    for label, value in typical_numbers(entry.name).items():
-        if value > 0:
-            axes.axvline(value, color="0.5", linewidth=1, linestyle=":")  # type: ignore[attr-defined]
-            axes.annotate(  # type: ignore[attr-defined]
-                label, (value, 1), xycoords=("data", "axes fraction"), rotation=90, fontsize=8, color="0.4",
-                ha="right", va="top",
-            )  # fmt: skip
+def _mark_demo(axes: Axes, entry: Declaration, low: float, high: float) -> None:
+    """The two networks of the demo, as marks on the axis of values; one label where they are too close for two."""
+    marks = {label: value for label, value in typical_numbers(entry.name).items() if low < value < high}
+    axes.set_xlim(low, high)
+    places = [axes.transAxes.inverted().transform(axes.transData.transform((value, 0)))[0] for value in marks.values()]
+    if len(places) > 1 and max(places) - min(places) < CLOSE:
+        marks = {"demo": next(iter(marks.values()))}
+    for label, value in marks.items():
+        axes.axvline(value, color="0.5", linewidth=1, linestyle=":")
+        axes.annotate(
+            label, (value, 1), xycoords=("data", "axes fraction"), rotation=90, fontsize=8, color="0.4", ha="right",
+            va="top",
+        )  # fmt: skip
