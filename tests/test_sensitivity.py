@@ -272,6 +272,25 @@ def test_allocations_and_rounded_copies_go_to_files(tmp_path: Path) -> None:
         fs.Allocation.load(tmp_path / "b.json")
 
 
+def test_a_plain_loop_over_the_file_gives_the_rounded_weights(tmp_path: Path) -> None:
+    problem, model, _, _ = problem_of("mlp")
+    s = fs.sensitivity(problem, bits=(8, 4, 2), sparsity=())
+    sizes = s.allocate(8).sizes
+    allocation = fs.Allocation({"0": 2, "2": 64, "4": 8}, sizes, weights=s.allocate(8).weights, unchanged=["2"])
+    allocation.save(tmp_path / "a.json")
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    for layer in json.loads((tmp_path / "a.json").read_text())["layers"].values():
+        if layer["bits"] is not None:
+            weight = state[layer["weight"]]
+            rows = weight.reshape(len(weight), -1)
+            scale = rows.abs().amax(1, keepdim=True) / (2 ** (layer["bits"] - 1) - 1)
+            state[layer["weight"]] = ((rows / scale).round() * scale).reshape(weight.shape)
+    rounded = s.apply(model, fs.Allocation.load(tmp_path / "a.json")).state_dict()
+    assert all(torch.equal(state[name], value) for name, value in rounded.items())
+    assert torch.equal(state["2.weight"], model.state_dict()["2.weight"])
+    assert not torch.equal(state["0.weight"], model.state_dict()["0.weight"])
+
+
 def test_many_classes_are_sampled_with_an_error_that_holds() -> None:
     with torch.random.fork_rng():
         torch.manual_seed(0)
