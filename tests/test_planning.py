@@ -450,7 +450,7 @@ def test_a_part_of_the_work_tells_the_whole_and_draws_no_bar_of_its_own() -> Non
             inner(3)
             told = progress._work.get()
             assert told is not None
-            assert told.inner == "3 of about 4 steps of attacks"
+            assert told.inner == "75 % of Attacks"
             assert told.done == 0
     assert progress._work.get() is None
 

@@ -25,6 +25,7 @@ from flatscope.network.tracing import trace
 from flatscope.network.units import Graph
 from flatscope.noise import SEARCH, Readings, changes, excess
 from flatscope.problem import Problem
+from flatscope.progress import progress
 from flatscope.registry import Declaration, select
 from flatscope.result import Result, checked_columns, plain
 from flatscope.symmetries.folding import fold_batchnorm, has_batchnorm
@@ -256,21 +257,23 @@ def audit(
         ways = [way for way in ways_of(given.model, given.example()) if way in ("layer", "unit", *INNER)]
     points: dict[str, tuple[Problem, Table]] = {}
     rows: list[dict[str, Any]] = []
-    for way in ways:
-        form = _form(given, way)
-        if form not in points:
-            base = given.plain if form == "plain" else given
-            if form == "folded":
-                base = given.with_model(fold_batchnorm(given.model, given.example()))
-            points[form] = base, measure(base, wanted, seed, options)
-        base, before = points[form]
-        try:
-            twins, remark = _twins(base, way, trials, seed, low, high)
-            after = [measure(twin, wanted, seed, options) for twin in twins]
-        except NotApplicable as wall:
-            rows += [_untested(entry, way, str(wall)) for entry in chosen]
-            continue
-        rows += [_row(entry, way, before, after, digits_of(base.model), remark) for entry in chosen]
+    with progress("Auditing", total=len(ways), lines=True) as advance:
+        for number, way in enumerate(ways):
+            advance(min(number, 1), note=f"{way} ({number + 1} of {len(ways)})", coming=1)
+            form = _form(given, way)
+            if form not in points:
+                base = given.plain if form == "plain" else given
+                if form == "folded":
+                    base = given.with_model(fold_batchnorm(given.model, given.example()))
+                points[form] = base, measure(base, wanted, seed, options)
+            base, before = points[form]
+            try:
+                twins, remark = _twins(base, way, trials, seed, low, high)
+                after = [measure(twin, wanted, seed, options) for twin in twins]
+            except NotApplicable as wall:
+                rows += [_untested(entry, way, str(wall)) for entry in chosen]
+                continue
+            rows += [_row(entry, way, before, after, digits_of(base.model), remark) for entry in chosen]
     rows.sort(key=lambda row: wanted.index(row["measure"]))
     drawn = {"trials": trials, "seed": seed, "low": low, "high": high, "n_train": problem.n_train}
     seconds = round(time.perf_counter() - begun, 3)

@@ -13,6 +13,7 @@ from flatscope.network.passes import held_by, keep_out, put_back
 from flatscope.samples import Batch, Inputs, copies, cut, parts_of
 
 CHANNELS = (1, 3, 4)  # of images
+WHOLE = (torch.bool, torch.int16, torch.int32, torch.int64)
 
 
 def checked_outputs(
@@ -35,6 +36,9 @@ def checked_outputs(
     outputs = settle(model, inputs, try_out)
     if outputs.ndim < 1 or len(outputs) != len(targets):
         raise InputError(f"one output row per sample ({len(targets)})", f"outputs {tuple(outputs.shape)}", "model")
+    if not outputs.is_floating_point():
+        fix = "Let it return what goes into argmax or a threshold: the logits"
+        raise InputError("outputs in floating point", str(outputs.dtype), "model", fix)
     if not torch.isfinite(outputs).all():
         fix = "Pass a network whose training did not diverge, or dtype=torch.float64 if its outputs overflow"
         raise InputError("finite outputs", "NaN or infinity", "model, first batch of train", fix)
@@ -112,9 +116,20 @@ def failing_module(model: nn.Module, inputs: Inputs) -> str:
     return "model"
 
 
-def input_fix(inputs: Inputs) -> str:
-    """What to do with inputs on which a network fails: images of bytes and channels that come last are recognised."""
+def input_fix(inputs: Inputs, said: str = "") -> str:
+    """What to do with inputs on which a network fails: bytes, whole numbers and channels that come last are recognised.
+
+    Args:
+        inputs: a batch.
+        said: how the network failed.
+    """
     steps = []
+    if isinstance(inputs, dict) and "unexpected keyword" in said:
+        return "Entries of a mapping go to the model by name: pass (x, y) where it takes one input"
+    if "same dtype" in said and any(part.is_complex() for part in parts_of(inputs)):
+        return "Pass real and imaginary parts as channels: torch.view_as_real(x)"
+    if "same dtype" in said and any(part.dtype in WHOLE for part in parts_of(inputs)):
+        steps.append("these are whole numbers, so pass x.float()")
     for part in parts_of(inputs):
         if part.ndim == 4 and part.shape[3] in CHANNELS and part.shape[1] not in CHANNELS:
             steps.append("its channels come last, so pass x.permute(0, 3, 1, 2)")
@@ -133,9 +148,22 @@ def refuse_failing_loss(loss: Loss, outputs: Tensor, targets: Tensor, part: str)
         expected = "a loss that takes these outputs and targets"
         got = f"outputs {tuple(outputs.shape)} and {targets.dtype} targets {tuple(targets.shape)}, on which it fails"
         raise InputError(expected, f"{got} ({first_line(problem)})", f"{part}, loss {loss.name}") from problem
+    where = f"{part}, loss {loss.name}"
+    if loss.kind == "own":
+        if not torch.equal(loss(outputs, targets).nan_to_num(), losses.nan_to_num()):
+            fix = "Take out what it draws at random"
+            raise InputError("a loss with the same values for the same outputs", "others", where, fix)
+        with torch.enable_grad():
+            follows = loss(outputs.detach().clone().requires_grad_(), targets).requires_grad
+        if not follows:
+            fix = "Leave out .detach(), .item(), numpy and no_grad inside of it"
+            raise InputError("a loss that follows the outputs", "one that is cut off from them", where, fix)
+        if loss.name == "NLLLoss" and bool((losses < 0).any()):
+            fix = "Take nn.CrossEntropyLoss() for logits, or end the model in log_softmax"
+            raise InputError("log-probabilities", "outputs above 0", where, fix)
     if not losses.isfinite().all():
         fix = "Pass a network whose training did not diverge, or dtype=torch.float64 if the loss overflows"
-        raise InputError("finite losses", "NaN or infinity", f"{part}, loss {loss.name}", fix)
+        raise InputError("finite losses", "NaN or infinity", where, fix)
 
 
 def settle(model: nn.Module, inputs: Inputs, run: Callable[[Inputs], Tensor]) -> Tensor:

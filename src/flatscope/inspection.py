@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +16,7 @@ from flatscope.formatting import some_of
 from flatscope.loss import IGNORED, Loss, TargetLook
 from flatscope.network.passes import own_passes
 from flatscope.params import Params, copied, plain_names
-from flatscope.samples import Inputs, Samples, copies, cut, parts_of, shape_text
+from flatscope.samples import PROBED_SAMPLES, Inputs, Samples, copies, cut, input_digests, parts_of, shape_text
 
 # Other weights at which outputs must still look like probabilities. Outputs of a linear layer of random weights are as
 # often negative as positive, so the chance that they pass by accident is 1 in 2^16 for two classes, less for more.
@@ -26,6 +27,7 @@ QUANTISED = re.compile(r"torch\.(ao\.)?nn\.(intrinsic\.)?quantized|bitsandbytes|
 _COPIED = (torch.strided, torch.sparse_coo)
 OTHER_SHAPES = 16  # that are tried out, beside the first
 SUM_OF_ONE = 1e-4  # how far the sum of a row may be from 1; some models apply softmax in half precision
+MANY_AGAIN = 0.05  # share of test samples that are training samples too, from which on it is said
 NOTHING_HELD_OUT = "the test samples are the training samples: nothing is held out"
 
 
@@ -120,6 +122,7 @@ class Look:
     sums: tuple[float, float, float]  # how many numbers, their sum, and that of their squares
     # shapes of other batches in words, and a few samples of each
     others: tuple[tuple[str, Inputs], ...] = ()
+    samples: tuple[bytes, ...] = ()  # hashes of the inputs of the first samples
 
 
 def look_through(samples: Samples, size: int, like: Look | None = None, ignored: int = IGNORED) -> Look:
@@ -127,6 +130,7 @@ def look_through(samples: Samples, size: int, like: Look | None = None, ignored:
     targets_look = TargetLook(samples.where, like.targets.ignored if like else ignored)
     shapes, n = like.shapes if like else None, 0
     entries = total = squares = 0.0
+    hashes: list[bytes] = []
     others: dict[tuple[tuple[int, ...], ...], tuple[str, Inputs]] = {}
     for inputs, targets in samples.batches(size):
         found = [tuple(part.shape[1:]) for part in parts_of(inputs)]
@@ -140,11 +144,12 @@ def look_through(samples: Samples, size: int, like: Look | None = None, ignored:
             entries, total = entries + value.numel(), total + float(numbers.sum())
             squares += float(numbers.square().sum())
         targets_look.add(targets)
+        hashes += input_digests(cut(inputs, 0, PROBED_SAMPLES - len(hashes)))
         n += len(targets)
     if n != samples.n or shapes is None:
         fix = "Pass data that give the same samples whenever they are read"
         raise InputError(f"as many samples on every pass ({samples.n})", f"{n} on another pass", samples.where, fix)
-    return Look(shapes, targets_look, (entries, total, squares), tuple(others.values()))
+    return Look(shapes, targets_look, (entries, total, squares), tuple(others.values()), tuple(hashes))
 
 
 def data_remarks(loss: Loss, numbered: bool, looks: list[Look], n: int) -> tuple[str, ...]:
@@ -156,14 +161,27 @@ def data_remarks(loss: Loss, numbered: bool, looks: list[Look], n: int) -> tuple
         looks: at the training samples, and at the held-out ones if there are any.
         n: number of training samples.
     """
-    found, labels = [], looks[0].targets
+    found: list[str] = []
     if len(looks) > 1 and _same_numbers(*looks):
         found.append(NOTHING_HELD_OUT)
-    if numbered and labels.low == labels.high and n > 1:
-        found.append(f"all training samples are of one class, {labels.low:g}")
+    elif len(looks) > 1 and (again := _seen_before(*looks)):
+        found.append(again)
+    for look, what in zip(looks, ("training", "test"), strict=False):
+        if numbered and look.targets.low == look.targets.high and (n > 1 or what == "test"):
+            found.append(f"all {what} samples are of one class, {look.targets.low:g}")
+    if n > 1 and len(set(looks[0].samples)) == 1:
+        found.append("all training inputs are the same: nothing but the share of each class can be learnt of them")
     if numbered and loss.kind == "squared":
         found.append("labels are classes: mse compares the outputs with vectors of zeros and a 1 for the class")
     return tuple(found)
+
+
+def _seen_before(train: Look, test: Look) -> str:
+    """What to say of test samples that are training samples too, of those that were looked at."""
+    again = sum(sample in set(train.samples) for sample in test.samples)
+    if again < MANY_AGAIN * len(test.samples):
+        return ""
+    return f"{again} of {len(test.samples)} test samples have the inputs of training samples: they are not held out"
 
 
 def _same_numbers(one: Look, other: Look) -> bool:
@@ -190,6 +208,17 @@ def refuse_shapes_that_fail(look: Look, run: Callable[[Inputs], Tensor]) -> None
             raise InputError(f"samples of shape {wanted}", got, look.targets.where) from problem
 
 
+def model_fix(given: object) -> str:
+    """What to do where something else than a module was given."""
+    if isinstance(given, type):
+        return f"Make one, and load its weights: model = {given.__name__}(…)"
+    if isinstance(given, Mapping):
+        return "Pass the module with its weights loaded: model.load_state_dict(…), then model"
+    if isinstance(given, str | Path):
+        return "Build the module and load the file into it; flatscope measure does that on the command line"
+    return "Pass the module with its weights loaded, no function made of it (as torch.compile twice gives)"
+
+
 def usable_device(device: str | torch.device) -> torch.device:
     """The device of that name, after trying it out."""
     try:
@@ -207,7 +236,8 @@ def usable_dtype(dtype: torch.dtype | None, own: torch.dtype) -> torch.dtype:
     if dtype is None:
         return torch.float64 if own == torch.float64 else torch.float32
     if dtype not in (torch.float32, torch.float64):
-        raise InputError("torch.float32 or torch.float64", str(dtype), where="dtype")
+        fix = "torch.float64, not its name" if isinstance(dtype, str) else "Half precision has too few digits"
+        raise InputError("torch.float32 or torch.float64", repr(dtype), "dtype", fix)
     return dtype
 
 

@@ -56,7 +56,8 @@ class Loss:
             found = f"shape {tuple(values.shape)}" if isinstance(values, Tensor) else type(values).__name__
             fix = f"Use reduction='none' and sum over everything but the samples, or name one of {', '.join(LOSSES)}"
             if isinstance(values, Tensor) and values.ndim == 0:
-                fix = "Leave out the mean over samples: loss.flatten(1).mean(1) in place of loss.mean()"
+                each = "leave out the mean over samples, loss.flatten(1).mean(1) in place of loss.mean()"
+                fix = f"Use reduction='none', or {each}, or name one of {', '.join(LOSSES)}"
             raise InputError(f"one loss per sample, shape ({len(outputs)},)", found, f"loss {self.name}", fix)
         return values if self.divisor == 1 else values / self.divisor
 

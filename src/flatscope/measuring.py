@@ -173,11 +173,15 @@ def _context(
 def _run(ctx: Context, kind: str, names: Names, options: Options, common: Row, watch: Watch | None) -> Table:
     problem = ctx.problem
     chosen = select(names, kind)
+    if not chosen:
+        raise InputError(f"at least one name of a {kind}", "none", "names", 'Leave it out, or take "standard"')
     # Also those of measures that were not chosen: a name with a slip must not pass for one of them.
     known, checked = declarations(kind), dict[str, Row]()
     for name, given in options.items():
         refuse_unknown(name, known, f"{kind} in options")
         checked[name] = known[name].checked_options(given)
+        if known[name] not in chosen:
+            ctx.remark(f"options of {name} have no effect: it was not asked for")
         if twice := ", ".join(checked[name].keys() & common.keys()):
             fix = f"Pass {twice} to fs.{kind}s itself: it is the same for all of them"
             raise InputError("options of its own", repr(checked[name]), where=f"options of {name}", fix=fix)

@@ -25,6 +25,7 @@ from flatscope.inspection import (
     frozen_remarks,
     initial_weights,
     look_through,
+    model_fix,
     refuse_active_layers,
     refuse_missing_values,
     refuse_shapes_that_fail,
@@ -119,7 +120,7 @@ class Problem:
         shard: Literal["auto", False] = "auto",
     ) -> None:
         if not isinstance(model, nn.Module):
-            fix = "Pass the module with its weights loaded, no function made of it (as torch.compile twice gives)"
+            fix = model_fix(model)
             raise InputError("a torch.nn.Module", type(model).__name__, where="model", fix=fix)
         if batch_size is not None:
             refuse_unless_whole(batch_size, "batch_size")
@@ -386,5 +387,5 @@ class Problem:
             raise
         except Exception as problem:
             got = f"a batch {shape_text(inputs)} on which it fails ({first_line(problem)})"
-            where, fix = f"{part}, {failing_module(self.model, inputs)}", input_fix(inputs)
+            where, fix = f"{part}, {failing_module(self.model, inputs)}", input_fix(inputs, first_line(problem))
             raise InputError("inputs that the model accepts", got, where, fix) from problem

@@ -79,12 +79,10 @@ class Work:
     def _told(self) -> str:
         if not self._unit:
             return ""
-        more = self._taken < self._needed
-        return (
-            f"{self._taken:,.0f} of about {self._needed:,.0f} {self._unit}"
-            if more
-            else f"{self._taken:,.0f} {self._unit}"
-        )
+        if self._unit.startswith("%"):
+            return f"{self._taken:.0f} {self._unit}"
+        of = f" of about {self._needed:,.0f}" if self._taken < self._needed else ""
+        return f"{self._taken:,.0f}{of} {self._unit}"
 
     def left(self, now: float) -> float | None:
         """Seconds until all is done; None where nothing tells."""
@@ -188,7 +186,7 @@ def _telling(work: Work, description: str) -> Advance:
     def advance(steps: float = 1, note: str = "", coming: float = 0.0, slow: str = "") -> None:
         work.advance(steps, note, coming, slow)
         if work.total:
-            tell(work.done, work.total, f"steps of {description[:1].lower()}{description[1:]}")
+            tell(100 * work.done / work.total, 100, f"% of {description}{f' {note}' if note else ''}")
 
     return advance
 

@@ -341,7 +341,12 @@ def select(names: str | Iterable[str] | None, kind: str = "measure") -> list[Dec
             raise InputError(f"names of {kind}s", type(pattern).__name__, where="names")
         matches = [name for name, entry in known.items() if _matches(pattern, entry)]
         if not matches:
-            raise UnknownNameError.among(pattern, known, kind)
+            unknown = UnknownNameError.among(pattern, known, kind)
+            if kind == "measure" and fnmatch.filter(declarations("bound"), pattern):
+                unknown.fix = (
+                    f"{pattern} is a bound: fs.bounds(problem, {pattern!r}), flatscope measure --bound {pattern}"
+                )
+            raise unknown
         chosen.update({name: known[name] for name in matches})
     return list(chosen.values())
 

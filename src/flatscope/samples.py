@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ Batch = tuple[Inputs, Tensor]
 PROBED_SAMPLES = 2_000
 READ_SIZE = 256
 END = object()  # of a pass
+NUMBERED = "Number the classes from 0: numpy.unique(y, return_inverse=True)[1]"
 LABEL_KEYS = ("labels", "label", "targets", "target", "y")
 
 
@@ -174,7 +176,10 @@ def as_samples(source: Any, where: str) -> Samples:
         samples = Samples(lambda: source, where=where)
         _refuse_if_changing(samples)
         return samples
-    raise InputError("(x, y), a Dataset, a DataLoader or an iterable of batches", type(source).__name__, where=where)
+    fix = "Pass the inputs and their targets together: (x, y)"
+    if isinstance(source, str | Path):
+        fix = "Read the file first, as numpy.load does; on the command line name it with --data"
+    raise InputError("(x, y), a Dataset, a DataLoader or an iterable of batches", type(source).__name__, where, fix)
 
 
 def _is_one_batch(inputs: Any, targets: Any) -> bool:
@@ -240,6 +245,8 @@ def split_batch(raw: Any, where: str) -> Batch:
         given = parts[0] if len(parts) == 1 else tuple(parts)  # one input, a mapping or tuple of them, or several
         return _same_length(given, last, where)
     fix = "Several inputs go into a tuple: ((x1, x2), y)"
+    if hasattr(raw, "to_numpy"):
+        fix = "Pass the numbers of a table: (x.to_numpy(), y.to_numpy())"
     if hasattr(raw, "edge_index"):
         fix = (
             "In a batch of graphs a sample has no row of its own. Pad them to one size (as PyTorch Geometric's "
@@ -274,6 +281,8 @@ def _same_length(given: Any, last: Any, where: str) -> Batch:
 
 
 def _tensor(value: Any, where: str) -> Tensor:
+    if isinstance(value, Tensor) and value.is_meta:
+        raise InputError("data with values", "a meta tensor without any", where, "Load the data on a device")
     if isinstance(value, Tensor):  # of what was made in inference mode no derivative can be taken
         found: Tensor = value.detach() if value.requires_grad else value
         return found.clone() if found.is_inference() else found
@@ -281,8 +290,13 @@ def _tensor(value: Any, where: str) -> Tensor:
         if isinstance(value, np.ndarray):  # copied where torch would warn that it cannot be written to
             return torch.from_numpy(np.require(value, requirements=("C", "W")))
     except TypeError as problem:
-        raise InputError("an array of numbers", f"an array of {value.dtype}", where=where) from problem
+        fix = NUMBERED if value.dtype.kind in "OSU" else ""
+        raise InputError("an array of numbers", f"an array of {value.dtype}", where, fix) from problem
     fix = "Make a tensor of it: torch.tensor(…), or torch.stack of a list of tensors" if isinstance(value, list) else ""
+    if isinstance(value, list) and value and isinstance(value[0], str):
+        raise InputError("numbers", "a list of texts", where, NUMBERED)
+    if hasattr(value, "to_numpy"):
+        fix = "Pass its numbers: .to_numpy()"
     raise InputError("tensors or arrays", type(value).__name__, where, fix)
 
 
@@ -348,6 +362,12 @@ def order_digest(samples: Samples) -> bytes:
         if n >= PROBED_SAMPLES:
             break
     return found.digest()
+
+
+def input_digests(inputs: Inputs) -> list[bytes]:
+    """A hash of the inputs of every sample."""
+    columns = [_rows_of_bytes(part) for part in parts_of(inputs)]
+    return [hashlib.blake2b(b"".join(row), digest_size=16).digest() for row in zip(*columns, strict=True)]
 
 
 def _fingerprints(samples: Samples, most: int) -> list[bytes]:

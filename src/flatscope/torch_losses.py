@@ -94,7 +94,10 @@ def fitted(loss: Loss, batches: Iterable[Batch], entries: int = 0) -> Loss:
         return LOSSES[ONE_ENTRY[loss.name]]
     if loss.counted is None:
         return loss
-    counts = torch.cat([loss.counted(targets).double().cpu() for _, targets in batches])
+    try:
+        counts = torch.cat([loss.counted(targets).double().cpu() for _, targets in batches])
+    except IndexError as problem:
+        raise InputError("a weight for each class", "fewer than there are classes", f"loss {loss.name}") from problem
     if not counts.sum() > 0:
         got = f"{float(counts.sum()):g}"
         raise InputError("targets that count, with weights of a positive sum", got, f"train, loss {loss.name}")
@@ -107,6 +110,11 @@ def _cross_entropy(module: nn.CrossEntropyLoss) -> Loss:
     """Of a softmax: weights of classes, smoothing, ignored targets."""
     weight, smoothing, ignored = module.weight, float(module.label_smoothing), int(module.ignore_index)
 
+    def refuse_weight(outputs: Tensor) -> None:
+        if weight is not None and len(weight) != outputs.shape[1]:
+            got = f"{len(weight)} of them"
+            raise InputError(f"a weight for each of the {outputs.shape[1]} classes", got, "loss CrossEntropyLoss")
+
     def goals(outputs: Tensor, targets: Tensor) -> Tensor:
         """The distribution that each position should have, times the weights of the classes: (n, P, C)."""
         classes = outputs.shape[1]
@@ -118,6 +126,7 @@ def _cross_entropy(module: nn.CrossEntropyLoss) -> Loss:
 
     def values(outputs: Tensor, targets: Tensor) -> Tensor:
         _check_shapes(outputs, targets)
+        refuse_weight(outputs)
         logits = logits_by_position(outputs, False)
         if smoothing or targets.is_floating_point():
             logits = logits if logits.device.type == "mps" else logits.double()

@@ -291,6 +291,8 @@ def _show(result: StudyResult) -> None:
     show_grid(header, [[row[key] for key in keys] for row in result.rows()], title=f"{result.name}, {result.how}")
     counting = sum(finding.counts for finding in result.findings)
     typer.echo(f"{numbered(counting, 'claim')} that count: {result.counts}" if counting else "no claims that count")
+    if result.scale == "smoke":
+        show_note("smoke scale shows that the study runs and judges nothing: --scale small, or flatscope study show")
 
 
 def _show_papers(saved: Mapping[str, Mapping[str, StudyResult]], papers: list[str]) -> None:

@@ -22,11 +22,12 @@ from flatscope.context import Context, Effort, make_effort
 from flatscope.errors import FlatscopeError, InputError, Interrupted, NotApplicable
 from flatscope.formatting import printable
 from flatscope.guards import own_settings, untouched_randomness
-from flatscope.inspection import NOTHING_HELD_OUT
+from flatscope.inspection import NOTHING_HELD_OUT, model_fix
 from flatscope.loss import PerSample
 from flatscope.measured_standing import standing_of
 from flatscope.measuring import INTERRUPTED, Options, measure, not_done
 from flatscope.problem import Problem
+from flatscope.progress import progress
 from flatscope.registry import select
 from flatscope.samples import Inputs, each_part, order_digest, parts_of, rows_of_inputs
 from flatscope.standing import Standing
@@ -106,21 +107,24 @@ def compare(
     copies, tables, stopped = find_copies(folded, tolerance, problems), {}, ""
     distinct = [name for name in problems if name not in {pair.second for pair in copies}]
     tests = held_out(contexts, standings, distinct)
-    for name, problem in problems.items():
-        share = None if whole.end is None else max(whole.end - time.monotonic(), 1e-3) / len(contexts)
-        context = contexts.pop(name)
-        context.effort = make_effort(precision, share, memory, curvature)
-        try:
-            if stopped:
-                tables[name] = Table([row for entry in chosen for row in not_done(context, entry, INTERRUPTED, {})])
-            else:
-                tables[name] = measure(problem, [entry.name for entry in chosen], options=options, context=context)
-        except Interrupted as stop:
-            stopped = f"{name}: {stop}; the same call begins anew"
-            tables[name] = stop.result
-        finally:
-            context.forget()
-        tables[name].meta["name"] = name
+    with progress("Comparing", total=len(problems), lines=True) as advance:
+        for number, (name, problem) in enumerate(problems.items(), 1):
+            advance(0, note=f"{name} ({number} of {len(problems)})", coming=1)
+            share = None if whole.end is None else max(whole.end - time.monotonic(), 1e-3) / len(contexts)
+            context = contexts.pop(name)
+            context.effort = make_effort(precision, share, memory, curvature)
+            try:
+                if stopped:
+                    tables[name] = Table([row for entry in chosen for row in not_done(context, entry, INTERRUPTED, {})])
+                else:
+                    tables[name] = measure(problem, [entry.name for entry in chosen], options=options, context=context)
+            except Interrupted as stop:
+                stopped = f"{name}: {stop}; the same call begins anew"
+                tables[name] = stop.result
+            finally:
+                context.forget()
+            tables[name].meta["name"] = name
+            advance(1)
     first = next(iter(problems.values()))
     meta = {
         "version": __version__,
@@ -181,7 +185,8 @@ def _problems(networks: Networks, data: Any, test: Any, loss: str | PerSample) -
                 problem.where = f"{name}, {problem.where}" if problem.where else name
                 raise
         else:
-            raise InputError("a Problem or a torch.nn.Module", type(given).__name__, where=f"compare, {name}")
+            fix = model_fix(given)
+            raise InputError("a Problem or a torch.nn.Module", type(given).__name__, f"compare, {name}", fix)
     return found
 
 
