@@ -47,6 +47,19 @@ def without_biases() -> Tiny:
     return labelled(tiny)
 
 
+def small() -> Tiny:
+    """Inputs, and incoming weights of hidden units, below one: where there are biases the constant one is larger."""
+    tiny = binary()
+    tiny.model[0].weight.data *= 0.1
+    return labelled(replace(tiny, name="small", x=0.1 * tiny.x))
+
+
+def tied_outputs() -> Tiny:
+    """Inputs of zero without biases: all outputs are zero whatever the weights, which counts as an error."""
+    tiny = far_apart()
+    return replace(tiny, name="tied outputs", x=tiny.x * (torch.arange(40) % 4 > 0)[:, None])
+
+
 def batchnorm_mlp() -> Tiny:
     model = nn.Sequential(nn.Linear(3, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 3))
     return labelled(_built("batchnorm-mlp", model, (3,), 3, ("0", "3")))
@@ -108,6 +121,8 @@ NETWORKS = (
     three_far_apart,
     without_biases,
     fitted_binary,
+    small,
+    tied_outputs,
     mlp,
     fitted_convolution,
     batchnorm_mlp,
@@ -159,7 +174,7 @@ OPTIONS: list[tuple[str, Callable[[], Tiny], str, Any, dict[str, Any]]] = [
     ("pac_bayes_optimised", far_apart, "prior", "zero", {}),
     ("pac_bayes_optimised", far_apart, "prior", "half", {}),
     ("pac_bayes_optimised", far_apart, "sampling", 0.5, {}),
-    ("pac_bayes_optimised", far_apart, "prior_variance", 1.0, {}),
+    ("pac_bayes_optimised", without_biases, "prior_variance", 10.0, {}),  # not the first of its grid
     ("psi_theorem_5_1", without_biases, "rule", "cyclic", {}),
     ("psi_theorem_5_1", without_biases, "epsilon", 0.05, {}),
     ("psi_theorem_5_1", without_biases, "epsilon", 50.0, {"relative": False}),  # ψ is then not its first term
@@ -174,7 +189,7 @@ OPTIONS: list[tuple[str, Callable[[], Tiny], str, Any, dict[str, Any]]] = [
     ("pac_bayes_psi", far_apart, "sigma", 0.01, {}),
     ("pac_bayes_psi", far_apart, "prior_mean", "initial", {}),
     ("pac_bayes_psi", without_biases, "sign_penalty", False, {}),
-    ("pac_bayes_psi", without_biases, "loss", "clipped", {}),
+    ("pac_bayes_psi", mlp, "loss", "clipped", {"sigma": 1.0}),
 ]
 
 
