@@ -139,6 +139,9 @@ def test_bounds_come_beside_the_measures(run: Run, weights: Path, tmp_path: Path
     assert "vacuous" in run(*common).out
 
 
+PICTURES = {".png": b"\x89PNG", ".pdf": b"%PDF", ".svg": b"<?xml"}  # what their files begin with
+
+
 @pytest.mark.parametrize("ending", Table.ENDINGS)
 def test_table_goes_to_a_file_of_any_kind(run: Run, weights: Path, tmp_path: Path, ending: str) -> None:
     path = tmp_path / "new" / f"t{ending}"
@@ -148,6 +151,8 @@ def test_table_goes_to_a_file_of_any_kind(run: Run, weights: Path, tmp_path: Pat
     assert "4538" in outcome.out
     if ending in (".json", ".parquet"):
         assert Table.load(path)["parameter_count"] == 4538
+    elif ending in PICTURES:
+        assert path.read_bytes().startswith(PICTURES[ending])
     else:
         assert "parameter_count" in path.read_text(encoding="utf-8")
     beside = [path.with_name(f"{path.name}.b2sum")] if ending == ".csv" else []
