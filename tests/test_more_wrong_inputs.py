@@ -166,6 +166,12 @@ def test_few_equal_rows_are_no_remark() -> None:
     assert problem(test=test).remarks == ()
 
 
+def test_of_many_samples_the_first_are_looked_at() -> None:
+    x, y = torch.randn(5000, 4, generator=torch.Generator().manual_seed(2)), torch.arange(5000) % 3
+    assert problem((x, y), test=(x[:100] + 1, y[:100])).remarks == ()
+    assert any("of 100 test samples" in remark for remark in problem((x, y), test=(x[:100], y[:100])).remarks)
+
+
 def test_options_of_what_is_not_measured_are_said_to_have_no_effect() -> None:
     table = fs.measure(problem(), "margin", options={"sharpness": {"steps": 3}})
     assert "options of sharpness have no effect: it was not asked for" in table.meta["remarks"]

@@ -144,7 +144,8 @@ def look_through(samples: Samples, size: int, like: Look | None = None, ignored:
             entries, total = entries + value.numel(), total + float(numbers.sum())
             squares += float(numbers.square().sum())
         targets_look.add(targets)
-        hashes += input_digests(cut(inputs, 0, PROBED_SAMPLES - len(hashes)))
+        if len(hashes) < PROBED_SAMPLES:
+            hashes += input_digests(cut(inputs, 0, PROBED_SAMPLES - len(hashes)))
         n += len(targets)
     if n != samples.n or shapes is None:
         fix = "Pass data that give the same samples whenever they are read"
