@@ -117,7 +117,7 @@ def test_a_measure_that_moves_is_seen() -> None:
 
 def test_the_paper_scale_is_the_papers_grid() -> None:
     unit, *variants = stages("paper")[0].units
-    assert [one["variant"] for one, *_ in variants] == ["script", "momentum", "constant_ratio"]
+    assert [one["variant"] for one, *_ in variants] == ["rounded", "script", "momentum", "constant_ratio"]
     assert {len(others) for others in variants} == {144}
     assert {config["follow"]["losses"][4] for config in unit} == {0.1}
     assert len(unit) == 144

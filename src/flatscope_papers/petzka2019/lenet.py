@@ -52,8 +52,10 @@ OTHER_READING = "wide_normal"
 RATES = {4: 0.001, 32: 0.008, 64: 0.02, 512: 0.1}  # batch size: learning rate, as printed
 JUDGED = "plain"
 CENTRED = f"{__name__}:centred_cifar10"
+ROUNDED = "flatscope_papers.rounded_data:cifar10_in_33_levels"
 VARIANTS: Mapping[str, dict[str, Any]] = {
     "plain": {},
+    "rounded": {"data": ROUNDED, "looks": ()},
     "script": {"data": CENTRED, "shuffle": False},
     "momentum": {"momentum": 0.9},
     "constant_ratio": {"rates": {4: 0.001, 32: 0.008, 64: 0.016, 512: 0.128}},
@@ -94,7 +96,7 @@ def _config(size: Mapping[str, Any], variant: str, number: int, init: str, batch
         "batch_size": batch,
         "epochs": epochs,
         "seed": number,  # no two networks share random numbers
-        "evaluate_every": min(EVALUATE_EVERY, epochs),
+        "evaluate_every": min(EVALUATE_EVERY if own.get("looks", True) else epochs, epochs),
     }
     train |= {name: own[name] for name in ("momentum", "shuffle") if name in own}
     return {
@@ -105,7 +107,7 @@ def _config(size: Mapping[str, Any], variant: str, number: int, init: str, batch
         "init": INITS[init],
         "train": train,
         "follow": {
-            "epochs": [epoch for epoch in size["looks"] if epoch <= epochs],
+            "epochs": [epoch for epoch in own.get("looks", size["looks"]) if epoch <= epochs],
             **({"losses": list(LOOK_BELOW)} if size.get("events") else {}),
             "measures": list(MEASURES),
             "layers": list(LAYERS),

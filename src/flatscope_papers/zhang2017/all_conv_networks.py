@@ -114,7 +114,7 @@ def config(
     if polynomial:
         options["side"] = size["side"]
     chosen: dict[str, Any] = {
-        "data": {**size["data"], "train_size": n},
+        "data": {**(size["fit_data"] if train.startswith("fit") else size["data"]), "train_size": n},
         "model": {"name": POLYNOMIAL if polynomial else RELU, "options": options, "seed": seed},
         "init": "kaiming_uniform",
         "train": {**training(size.get(train, size["train"]), n, size["fall"]), "seed": seed},

@@ -54,7 +54,7 @@ def stages(scale: str) -> list[Stage]:
 def _radius(scale: str, network: dict[str, Any], data: str, labels: str, moved: str, objective: str) -> dict[str, Any]:
     options = {
         "epsilon": 0.05,
-        "directions": SIZES[scale]["directions"],
+        "directions": SIZES[scale]["directions"][data],
         "objective": objective,
         "layers": None if moved == "all" else "top",
         "tolerance": SIZES[scale]["tolerance"],
