@@ -66,6 +66,7 @@ TRAINING_LEVELS = (
 # The package of the papers, likewise; papers do not import each other.
 PAPERS_LEVELS = (
     {"claims", "curves", "smoke_data", "theory"},
+    {"rounded_data"},
     {"tables"},
     {"correlation_intervals", "reasons", "stratified", "study_result", "declaration"},
     {"intervals"},

@@ -8,10 +8,8 @@ from __future__ import annotations
 import functools
 
 import numpy as np
-import numpy.typing as npt
 
-from flatscope.inputs.data_set import Raw
-from flatscope.inputs.loading import load
+from flatscope.inputs import Raw, load
 from flatscope_papers.smoke_data import ten_classes
 
 STEP = 8  # of the 256 values of a pixel

@@ -182,7 +182,15 @@ def petzka() -> Iterator[Second]:
         left = t[["kappa_trace/fc3", "gap"]].astype(float)
         return float((left - left.groupby(t["batch"]).transform("mean")).corr().iloc[0, 1])
 
+    def fallen(t: Table) -> Table:
+        t = t.dropna(axis="columns", how="all")
+        seen = t[(t["kind"] == "look") & (t["below"] <= 0.1)].sort_values("epoch").groupby("network").head(1)
+        gap = seen["test_loss"] - seen["train_loss"]
+        return seen[["network", "kappa_trace/fc3", "kappa/fc3"]].assign(gap=gap.astype(float))
+
     one = "petzka2019-fig1"
+    yield Second(one, "trace", pearson("kappa_trace/fc3"), fallen, ("network",))
+    yield Second(one, "eigenvalue", pearson("kappa/fc3"), fallen, ("network",))
     yield Second(one, "trace_last_epoch", pearson("kappa_trace/fc3"), last, ("network",))
     yield Second(one, "trace_within", within, last, ("network",), ("batch",))
     for key, pick in (("highest", max), ("lowest", min)):
@@ -213,7 +221,7 @@ def _ridge(t: Table, column: str, times: int) -> float:
 
 
 def _over_epochs(t: Table, pick: Callable[[list[float]], float]) -> float:
-    seen = t[(t["kind"] == "look") & (t["init"] != "wide_normal")]
+    seen = t[(t["kind"] == "look") & (t["init"] != "wide_normal") & (t["variant"] == "plain")]
     by_epoch = [part for _, part in seen.groupby("epoch") if len(part) >= 0.9 * 144]
     return pick([pearson("kappa_trace/fc3")(p.assign(gap=p["test_loss"] - p["train_loss"])) for p in by_epoch])
 

@@ -16,7 +16,7 @@ from flatscope.training.models import build
 from flatscope.training.sweeps.work import builder_of, trial_of
 from flatscope.training.trials import build_model, read_trials
 from flatscope_papers import find_study, intervals, study
-from flatscope_papers.claims import CONTRADICTED, EXPERIMENT, HOLDS, NOT_JUDGED, Answer, Claim, judge
+from flatscope_papers.claims import CONTRADICTED, EXPERIMENT, HOLDS, NOT_JUDGED, UNTESTABLE, Answer, Claim, judge
 from flatscope_papers.theory.polynomial_operator import BinaryTree
 from flatscope_papers.zhang2017.counts import (
     degree_of_composition,
@@ -27,6 +27,7 @@ from flatscope_papers.zhang2017.counts import (
     tree_support,
 )
 from flatscope_papers.zhang2017.dynamics import around_average, smallest_step
+from flatscope_papers.zhang2017.fitting import of_fitted, unfitted
 from flatscope_papers.zhang2017.flatness_test import MOVED, OBJECTIVES, PRINTED, SETS, answers
 from flatscope_papers.zhang2017.minima import LABELS, minima, network
 from flatscope_papers.zhang2017.norms_during_training import STARTS, compared, norms
@@ -70,7 +71,7 @@ def test_smoke(name: str, store: Path) -> None:
     assert len(result.table)
     assert "<svg" in result.svg
     # Networks that were hardly trained may have no margin to compare.
-    missing = ("not positive", "no stratum", "are not fitted")
+    missing = ("not positive", "no stratum", "are not fitted", "not trained until they fit", "do not fit perfectly")
     found = [finding.answer for finding in result.findings]
     answers = [answer for answer in found if not any(words in answer.note for words in missing)]
     assert all(math.isfinite(answer.value) for answer in answers)
@@ -320,10 +321,23 @@ def test_slightly_worse_much_worse_and_better(random: float, expected: str) -> N
     assert verdict("fig20", "fitted", found["fitted"]) == HOLDS
 
 
-def test_an_error_without_noise_is_seen() -> None:
+def test_networks_that_do_not_fit_perfectly_say_nothing_of_those_that_do() -> None:
     errors = perturbed(0.25)
     errors.loc[errors["gamma"] == 0, "error"] = 0.1
-    assert verdict("fig20", "fitted", robustness_estimates(errors)["fitted"]) == CONTRADICTED
+    found = robustness_estimates(errors)["fitted"]
+    assert verdict("fig20", "fitted", found) == UNTESTABLE
+    assert "errors up to 0.1" in found.note
+
+
+def test_kinds_of_networks_that_were_left_unfitted_are_not_judged() -> None:
+    kinds = pd.MultiIndex.from_tuples([("mnist", "natural"), ("mnist", "random"), ("mnist", "random")])
+    left = unfitted(pd.DataFrame({"train_error": [0.001, 0.002, 0.03]}, index=kinds))
+    assert list(left) == [("mnist", "random")]
+    answer = Answer(1.0, 0.5, 1.5, 6)
+    assert of_fitted(answer, [("mnist", "natural")], left) == answer
+    told = of_fitted(answer, [("mnist", "natural"), ("mnist", "random")], left)
+    assert math.isnan(told.value)
+    assert "errors up to 0.030" in told.note
 
 
 def test_margins_are_compared_in_the_direction_of_the_claim() -> None:

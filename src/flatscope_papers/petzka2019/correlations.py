@@ -28,6 +28,7 @@ from flatscope_papers.petzka2019.lenet import (
     MEASURES,
     RULES,
     SIZES,
+    event_looks,
     judged_number,
     looks,
     readings,
@@ -72,20 +73,22 @@ def figure_1(runs: Runs) -> Analysis:
 
 def _analysis(seen: pd.DataFrame, along: pd.DataFrame, scale: str, table: pd.DataFrame) -> Analysis:
     own, trained = readings(seen)["σ = 0.1"], judged_number(scale)
-    low, lower, gradient = (rule_seen(own, rule) for rule in RULES)
+    fallen = event_looks(seen)
+    at_loss = fallen if len(fallen) else own
+    low, lower = (rule_seen(at_loss, rule) for rule in RULES[:2])
     last = Rule("epoch", SIZES["paper"]["looks"][-1] if scale == "paper" else int(own["epoch"].max()))
-    judged = along[(along["variant"] == JUDGED) & (along["reading"] == "σ = 0.1")]
+    judged = along[(along["reading"] == "σ = 0.1") & along["variant"].isin([JUDGED, *at_loss["variant"]])]
     judged = judged[judged["exclusion"] == NOW] if "exclusion" in judged else judged
     found = {
-        "trace": answer_at(own, low, trained, TRACE),
-        "trace_lower_loss": answer_at(own, lower, trained, TRACE),
-        "trace_gradient": answer_at(own, gradient, trained, TRACE),
+        "trace": answer_at(at_loss, low, trained, TRACE),
+        "trace_lower_loss": answer_at(at_loss, lower, trained, TRACE),
+        "trace_gradient": answer_at(own, RULES[2], trained, TRACE),
         "trace_last_epoch": answer_at(own, last, trained, TRACE),
         "trace_within": within_at(own, last, trained, TRACE),
         "trace_common": answer_at(own, Rule("epoch", int(own["epoch"].max())), trained, TRACE),
         **extremes(judged, trained),
-        "eigenvalue": answer_at(own, low, trained, TOP),
-        "stronger": stronger(own, low, trained),
+        "eigenvalue": answer_at(at_loss, low, trained, TOP),
+        "stronger": stronger(at_loss, low, trained),
     }
     turns = [f"κ_τ of {name}: {turn(judged, f'kappa_trace/{layer}')}" for layer, name in LAYERS.items()]
     return Analysis(table, found, lambda figure: _draw(figure, own, judged), notes=tuple(turns))
@@ -119,9 +122,14 @@ def _as_answer(row: pd.Series) -> Answer:
 def in_brief(seen: pd.DataFrame) -> pd.DataFrame:
     """The looks to five digits, without what is the difference of two columns: a small file."""
     kept = seen.drop(columns=[*stop_rules.TARGETS, "former"])
-    numbers = kept.select_dtypes("float")
-    kept[numbers.columns] = numbers.map(lambda value: float(f"{value:.5g}"))
-    return kept
+    return in_few_digits(kept)
+
+
+def in_few_digits(frame: pd.DataFrame) -> pd.DataFrame:
+    """The frame with its numbers to five digits."""
+    rounded, numbers = frame.copy(), frame.select_dtypes("float")
+    rounded[numbers.columns] = numbers.map(lambda value: float(f"{value:.5g}"))
+    return rounded
 
 
 def along_training(seen: pd.DataFrame) -> pd.DataFrame:
@@ -129,10 +137,12 @@ def along_training(seen: pd.DataFrame) -> pd.DataFrame:
     parts = []
     for variant, (exclusion, there) in itertools.product(seen["variant"].unique(), exclusions(seen).items()):
         for reading, rows in readings(there, variant).items():
-            events = EVENTS if rows["below"].notna().any() else ()
-            found = stop_rules.correlations(rows, COLUMNS, stop_rules.rules(rows, (*RULES, *events)))
+            fallen = rows["below"].notna()
+            first = () if fallen.all() else RULES  # looks at limits alone say nothing of other rules
+            events = EVENTS if fallen.any() else ()
+            found = stop_rules.correlations(rows, COLUMNS, stop_rules.rules(rows, (*first, *events)))
             parts.append(found.assign(variant=variant, reading=reading, exclusion=exclusion))
-    return pd.concat(parts, ignore_index=True)
+    return in_few_digits(pd.concat(parts, ignore_index=True))
 
 
 def exclusions(seen: pd.DataFrame) -> dict[str, pd.DataFrame]:

@@ -155,6 +155,13 @@ def rule_seen(seen: pd.DataFrame, rule: Rule) -> Rule:
     return rule
 
 
+def event_looks(seen: pd.DataFrame) -> pd.DataFrame:
+    """Looks at the judged networks where their losses first fall below a limit; else those on rounded pixels."""
+    fallen = seen[seen["below"].notna()]
+    own = fallen[fallen["variant"] == JUDGED]
+    return own if len(own) else fallen[fallen["variant"] == "rounded"]
+
+
 def readings(seen: pd.DataFrame, variant: str = JUDGED) -> dict[str, pd.DataFrame]:
     """The networks of a variant, with either reading of the variance of the normal initialisation."""
     own = seen[seen["variant"] == variant]

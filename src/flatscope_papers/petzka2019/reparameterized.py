@@ -26,6 +26,7 @@ from flatscope_papers.petzka2019.lenet import (
     MEASURES,
     RULES,
     SIZES,
+    event_looks,
     judged_number,
     looks,
     readings,
@@ -44,7 +45,9 @@ WEAK = 0.3  # up to here a correlation is "very weak"
 def answers_of(seen: pd.DataFrame, scale: str) -> dict[str, Answer]:
     """The numbers of all claims: at a training loss of 0.1, and at the last epoch."""
     own, trained = readings(seen)["σ = 0.1"], judged_number(scale)
-    early = judged_at(own, rule_seen(own, RULES[0]), trained)
+    fallen = event_looks(seen)
+    at_loss = fallen if len(fallen) else own
+    early = judged_at(at_loss, rule_seen(at_loss, RULES[0]), trained)
     last = judged_at(
         own, Rule("epoch", SIZES["paper"]["looks"][-1] if scale == "paper" else own["epoch"].max()), trained
     )

@@ -47,8 +47,10 @@ class Rule:
 
 
 def rules(looks: pd.DataFrame, limits: Iterable[Rule] = ()) -> list[Rule]:
-    """Every epoch that was looked at, then those of `limits`."""
-    return [*(Rule("epoch", int(epoch)) for epoch in sorted(looks["epoch"].unique())), *limits]
+    """Every epoch after which half of the networks or more were looked at, then those of `limits`."""
+    there = looks.groupby("epoch")["network"].nunique()
+    common = there.index[there >= looks["network"].nunique() / 2]
+    return [*(Rule("epoch", int(epoch)) for epoch in sorted(common)), *limits]
 
 
 def correlations(looks: pd.DataFrame, columns: Sequence[str], at: Sequence[Rule]) -> pd.DataFrame:

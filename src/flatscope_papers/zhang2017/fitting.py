@@ -6,6 +6,7 @@ That one can be fitted is shown by its being fitted. That it was not, within a b
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Mapping
 
 import pandas as pd
 
@@ -28,6 +29,31 @@ def largest_error(networks: pd.DataFrame, note: str = "") -> Answer:
         return intervals.largest(errors, note)
     words = f"{left} of {len(errors)} networks were not trained until they fit: errors up to {errors.max():.3f}"
     return Answer(math.nan, runs=len(errors), note="; ".join(part for part in (words, note) if part))
+
+
+def unfitted(networks: pd.DataFrame) -> dict[tuple[str, ...], str]:
+    """What is to be said of kinds of networks that were not trained until they fit; a row each, indexed by kind."""
+    left: dict[tuple[str, ...], str] = {}
+    for kind, error in networks["train_error"].groupby(level=[0, 1]).max().items():
+        if error > FITTED:
+            names = tuple(map(str, kind if isinstance(kind, tuple) else (kind,)))
+            left[names] = f"{' '.join(names)} labels were not trained until they fit: errors up to {error:.3f}"
+    return left
+
+
+def of_fitted(answer: Answer, kinds: Iterable[tuple[str, ...]], left: Mapping[tuple[str, ...], str]) -> Answer:
+    """The answer; no number where it is about kinds of networks that were left unfitted.
+
+    Args:
+        answer: as it is if they fit.
+        kinds: that it is about.
+        left: as `unfitted` gives it.
+    """
+    words = [left[kind] for kind in kinds if kind in left]
+    if not words:
+        return answer
+    found = f"{answer.value:.3g} there"
+    return Answer(math.nan, runs=answer.runs, note="; ".join(filter(None, [*words, found, answer.note])))
 
 
 def gaps_by_size(points: pd.DataFrame) -> str:

@@ -7,7 +7,8 @@ The radius is the first crossing; the printed supremum may jump over bumps.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,8 @@ from flatscope_papers import intervals
 from flatscope_papers.claims import Answer
 from flatscope_papers.declaration import Analysis, Runs, Stage, study
 from flatscope_papers.tables import grid
-from flatscope_papers.zhang2017.minima import COLOURS, LABELS, TITLES, minima, products_of
+from flatscope_papers.zhang2017.fitting import of_fitted, unfitted
+from flatscope_papers.zhang2017.minima import COLOURS, LABELS, TITLES, kinds_of, minima, products_of
 
 SETS, MOVED, OBJECTIVES = ("mnist", "cifar"), ("all", "top"), ("loss", "error")
 WORDS = {"all": "all parameters", "top": "top layer"}
@@ -44,6 +46,7 @@ def stages(scale: str) -> list[Stage]:
         [
             _radius(scale, one, data, labels, moved, objective)
             for moved, objective in itertools.product(MOVED, OBJECTIVES)
+            if objective == "loss" or one["model"]["seed"] < SIZES[scale].get("of_error", math.inf)
         ]
         for data, labels in kinds
         for one in minima(scale, data, labels, most)
@@ -103,6 +106,20 @@ def _other_objective(radii: pd.DataFrame) -> str:
     return f"the same radii for the error in place of the loss: {', '.join(words)}"
 
 
+def _fitted_pairs(radii: pd.DataFrame, left: Mapping[tuple[str, ...], str]) -> tuple[str, ...]:
+    """The order where both kinds of labels fit, if that is not so of all data."""
+    fitted = [data for data in SETS if not any(data in kind for kind in left)]
+    if not left or not fitted:
+        return ()
+    of_loss = radii[(radii["objective"] == "loss") & radii["set"].isin(fitted)]
+    logs = of_loss.assign(radius=np.log10(of_loss["radius"])).groupby(["set", "moved", "labels"])["radius"].apply(list)
+    parts = []
+    for data, moved in itertools.product(fitted, MOVED):
+        found = intervals.difference(np.array(logs[data, moved, "natural"]), np.array(logs[data, moved, "random"]))
+        parts.append(f"{TITLES[data]}, {WORDS[moved]} {found.value:.3f} [{found.low:.3f}, {found.high:.3f}]")
+    return (f"log10 of the radius, natural over random labels, where both fit: {', '.join(parts)}",)
+
+
 @study("zhang2017-table1", stages=stages)
 def table_1(runs: Runs) -> Analysis:
     """Mean distance in random directions at which the training loss, or error, has changed by 0.05."""
@@ -116,7 +133,13 @@ def table_1(runs: Runs) -> Analysis:
         "flatness_radius": "radius",
     }
     radii = frame[list(names)].rename(columns=names)
-    return Analysis(radii, answers(radii), lambda figure: _draw(figure, radii), (_other_objective(radii),))
+    left = unfitted(kinds_of(runs))
+    judged = {
+        key: of_fitted(answer, [(key.split("-")[0], key.split("-")[1])] if key != "order" else left, left)
+        for key, answer in answers(radii).items()
+    }
+    notes = (*_fitted_pairs(radii, left), _other_objective(radii))
+    return Analysis(radii, judged, lambda figure: _draw(figure, radii), notes)
 
 
 def _draw(figure: Figure, radii: pd.DataFrame) -> None:

@@ -11,7 +11,10 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+import pandas as pd
+
 from flatscope.guards import coarse_products
+from flatscope_papers.declaration import Runs
 from flatscope_papers.tables import grid
 
 LABELS = ("natural", "random")
@@ -57,6 +60,15 @@ def minima(scale: str, data: str, labels: str, most: int | None = None) -> list[
     """Configurations of all minimisers of one kind, or of the first few."""
     count = SIZES[scale]["minima"]
     return [network(scale, data, labels, seed) for seed in range(count if most is None else min(most, count))]
+
+
+def kinds_of(runs: Runs) -> pd.DataFrame:
+    """Training error of every minimiser of the first stage, indexed by its data and labels."""
+    frame = runs.frame(0)
+    data = ["mnist" if name.endswith("mnist") else "cifar" for name in frame["data.name"]]
+    random = frame["labels.random"] if "labels.random" in frame else pd.Series(0.0, frame.index)
+    labels = ["random" if share > 0 else "natural" for share in random.fillna(0.0)]
+    return frame[["train_error"]].set_index(pd.MultiIndex.from_arrays([data, labels]))
 
 
 def products_of(config: Mapping[str, Any]) -> AbstractContextManager[None]:

@@ -7,7 +7,9 @@ share their mixtures, so that a triangle is one run: the mean over its corners, 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,7 +23,8 @@ from flatscope_papers import intervals
 from flatscope_papers.claims import Answer
 from flatscope_papers.declaration import Analysis, Config, Measured, Runs, Stage, each_trial, study
 from flatscope_papers.tables import grid
-from flatscope_papers.zhang2017.minima import EVALUATE_EVERY, LABELS, TITLES, minima, products_of
+from flatscope_papers.zhang2017.fitting import of_fitted, unfitted
+from flatscope_papers.zhang2017.minima import EVALUATE_EVERY, LABELS, TITLES, kinds_of, minima, products_of
 from flatscope_papers.zhang2017.minima import SIZES as MINIMA
 
 SIZES = grid(__name__)
@@ -164,9 +167,14 @@ def figure_12(runs: Runs) -> Analysis:
         "harder": harder(epochs_to_fit(runs)),
         "clearer": intervals.difference(*(_flatter(surfaces, data) for data in ("mnist", "cifar"))),
     }
+    left = unfitted(kinds_of(runs))
+    if ("mnist", "random") in left:
+        found["harder"] = replace(found["harder"], note=f"at least: {left['mnist', 'random']}; {found['harder'].note}")
+    about = {"wider": ["mnist"], "regions": [], "wells": ["mnist"], "harder": [], "clearer": ["mnist", "cifar"]}
+    judged = {key: of_fitted(answer, itertools.product(about[key], LABELS), left) for key, answer in found.items()}
     return Analysis(
         _table(surfaces, "mnist"),
-        found,
+        judged,
         lambda figure: _draw(figure, [surfaces["mnist", labels][0] for labels in LABELS], TITLES["mnist"]),
         _notes(surfaces, "mnist"),
     )
