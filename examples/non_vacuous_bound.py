@@ -15,8 +15,8 @@ import torch
 from torch import nn
 
 import flatscope as fs
+from flatscope.extend import declarations
 from flatscope.inputs import load
-from flatscope.registry import declarations
 from flatscope.training import TrainConfig, train
 
 NAME = "pac_bayes_optimised"

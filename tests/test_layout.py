@@ -48,7 +48,7 @@ LEVELS = (
     {"training"},
     {"reports"},
     {"cli"},  # shows what the page shows
-    {"__init__", "__main__"},
+    {"extend", "__init__", "__main__"},
 )
 # Networks in training, likewise.
 TRAINING_LEVELS = (
@@ -86,41 +86,37 @@ ALL_LEVELS = {"flatscope": LEVELS, "flatscope.training": TRAINING_LEVELS, "flats
 # What a paper may import of the others is public: names of `flatscope` itself, its errors and its statistics. These
 # modules are used beside it for want of a public name. The list grows only when code of the library that nothing but
 # the papers uses moves to them.
-PUBLIC_MODULES = {"flatscope", "flatscope.errors", "flatscope.inputs", "flatscope.stats", "flatscope.training"}
+PUBLIC_MODULES = {
+    "flatscope",
+    "flatscope.errors",
+    "flatscope.extend",
+    "flatscope.inputs",
+    "flatscope.stats",
+    "flatscope.training",
+}
 USED_INSIDE = {
-    "flatscope.training.sweeps.engines",
-    "flatscope.generalization_bounds.psi",
-    "flatscope.generalization_bounds.classical",
-    "flatscope.generalization_bounds.pac_bayes",
     "flatscope.cli.output",
     "flatscope.disk",
     "flatscope.files",
     "flatscope.formatting",
+    "flatscope.generalization_bounds.classical",
+    "flatscope.generalization_bounds.pac_bayes",
+    "flatscope.generalization_bounds.psi",
     "flatscope.guards",
-    "flatscope.inspection",
     "flatscope.interpolation",
+    "flatscope.langevin",
+    "flatscope.lazy_names",
     "flatscope.measures.feature_robustness",
     "flatscope.measures.gradient_noise",
     "flatscope.measures.interactions",
     "flatscope.measures.pac_bayes",
-    "flatscope.network.layers",
-    "flatscope.network.operations",
     "flatscope.network.products",
     "flatscope.network.watching",
-    "flatscope.network.units",
-    "flatscope.params",
-    "flatscope.lazy_names",
-    "flatscope.progress",
-    "flatscope.registry",
-    "flatscope.reports.kinds",
-    "flatscope.reports.markup",
-    "flatscope.samples",
     "flatscope.stats.estimate",
-    "flatscope.stopping",
     "flatscope.symmetries.basis_paths",
     "flatscope.symmetries.folding",
     "flatscope.symmetries.path_skeleton",
-    "flatscope.langevin",
+    "flatscope.training.sweeps.engines",
 }
 # Names that stand for two things; to be shortened, never to be added to.
 REPEATED_CLASSES: set[str] = set()

@@ -3,8 +3,12 @@
 An ignored error that is none is an error itself, so that a name which is no longer known as a function is found.
 """
 
+import torch
+
 import flatscope as fs
 import flatscope.generalization_bounds.psi as psi_bounds
+from flatscope import extend
+from flatscope.training import Store, evaluate
 
 
 def both(problem: fs.Problem) -> tuple[fs.Table, fs.Table]:
@@ -18,3 +22,16 @@ def wrong_arguments() -> None:
     fs.report(3, 4)  # type: ignore[arg-type]
     fs.landscape(3)  # type: ignore[arg-type]
     fs.audit(3)  # type: ignore[arg-type]
+
+
+def own_measure(ctx: fs.Context) -> extend.Value:
+    weights = extend.flatten(ctx.params)
+    return extend.Value(float(weights.abs().max()), stderr=0.0)
+
+
+def wrong_names() -> None:
+    extend.nothing  # type: ignore[attr-defined]  # noqa: B018
+    extend.Value("much")  # type: ignore[arg-type]
+    extend.flatten(torch.ones(3))  # type: ignore[arg-type]
+    Store(3)  # type: ignore[arg-type]
+    evaluate(3)  # type: ignore[call-arg, arg-type]

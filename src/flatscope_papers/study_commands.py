@@ -210,7 +210,8 @@ def export(
 ) -> None:
     """Write every claim with its verdict to one file; as Markdown, with a folder of pages beside it."""
     from flatscope import report
-    from flatscope.disk import write_whole, write_with_sum
+    from flatscope.disk import write_with_sum
+    from flatscope.extend import write_whole
     from flatscope.files import frame_bytes
     from flatscope_papers.known_studies import studies
     from flatscope_papers.pages.written import write_pages

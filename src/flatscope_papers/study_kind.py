@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from flatscope.reports.kinds import Kind
-from flatscope.reports.markup import Colours, Part
+from flatscope.extend import Colours, Kind, Part
 
 
 def _is_study(item: object) -> bool:

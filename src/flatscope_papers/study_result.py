@@ -15,8 +15,9 @@ from typing import Any
 
 import pandas as pd
 
-from flatscope.disk import MOST_TEXT, read_file, write_whole
+from flatscope.disk import MOST_TEXT
 from flatscope.errors import DataFileError
+from flatscope.extend import read_file, write_whole
 from flatscope.files import CHANGED, digest, from_json_bytes, json_bytes, without_nan
 from flatscope.formatting import numbered
 from flatscope_papers.claims import Answer, Claim, Finding, counted, judge, number_text

@@ -17,9 +17,9 @@ import torch
 from matplotlib.figure import Figure
 
 from flatscope import FlatscopeError, InputError, __version__
+from flatscope.extend import usable_device
 from flatscope.files import figure_bytes
 from flatscope.inputs import available
-from flatscope.inspection import usable_device
 from flatscope.training import Store
 from flatscope.training.sweeps import engines
 from flatscope_papers.claims import judge

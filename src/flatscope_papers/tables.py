@@ -23,7 +23,7 @@ from importlib.resources import files
 from typing import Any
 
 from flatscope import InputError
-from flatscope.registry import PAPERS
+from flatscope.extend import PAPERS
 from flatscope_papers.claims import EXPERIMENT, NEGATIVE, POSITIVE, Claim, Range
 
 FOUR_PAPERS = {key: name for key, name in PAPERS.items() if key != "flatscope"}

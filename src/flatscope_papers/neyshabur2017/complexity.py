@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 
 from flatscope import Context, Problem, fold_batchnorm, measure
 from flatscope.errors import NotApplicable
-from flatscope.samples import parts_of
+from flatscope.extend import parts_of
 from flatscope.training import Store, stored_problem
 from flatscope_papers import intervals
 from flatscope_papers.claims import Answer

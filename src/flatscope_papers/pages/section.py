@@ -9,7 +9,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from flatscope.reports.markup import Colours, Part, Section, fragment, source
+from flatscope.extend import Colours, Part, Section, fragment, source
 from flatscope_papers.claims import CONTRADICTED, HOLDS, INCONCLUSIVE, NOT_JUDGED, SIGNS, UNTESTABLE
 from flatscope_papers.pages.markdown import capital
 from flatscope_papers.study_result import StudyResult

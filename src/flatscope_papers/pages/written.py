@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from flatscope.disk import write_whole
+from flatscope.extend import write_whole
 from flatscope_papers.known_studies import studies
 from flatscope_papers.pages.lists import costs_page, errata_page, scales_page
 from flatscope_papers.pages.overview import overview

@@ -18,9 +18,8 @@ from torch.func import functional_call
 from torch.nn import functional
 
 from flatscope import Population, train_population
-from flatscope.disk import read_file, write_whole
+from flatscope.extend import own_settings, read_file, write_whole
 from flatscope.files import from_npz_bytes, json_bytes, npz_bytes
-from flatscope.guards import own_settings
 from flatscope.inputs import Data, load
 from flatscope.training import CHECKPOINT_SECONDS, PopulationView, Store, evaluate, from_json, to_json, trial_of
 

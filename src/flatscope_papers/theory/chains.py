@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from flatscope import InputError
+from flatscope.extend import progress
 from flatscope.langevin import noise_of_temperature, temperature_of_noise
-from flatscope.progress import progress
 
 Field = Callable[[Tensor], Tensor]
 Floats = npt.NDArray[np.float64]

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from flatscope import Context
 from flatscope.errors import InputError
+from flatscope.extend import Layer
 from flatscope.measures.feature_robustness import by_feature, from_feature
-from flatscope.network.layers import Layer
 
 
 def robustness_to(ctx: Context, layer: Layer, matrix: Tensor, delta: float) -> float:

@@ -22,8 +22,8 @@ from torch.func import jvp
 
 from flatscope import Context, InputError
 from flatscope.errors import UnknownNameError
+from flatscope.extend import count, flatten, unflatten
 from flatscope.measures.gradient_noise import batch_factor, sample_gradients
-from flatscope.params import count, flatten, unflatten
 
 TESTS = ("dagostino", "ks", "anderson")
 CORRECTIONS = ("holm", "benjamini-hochberg", "none")

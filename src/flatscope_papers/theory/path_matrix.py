@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 
 from flatscope.errors import NotApplicable
+from flatscope.extend import Graph, Params
 from flatscope.generalization_bounds.psi import PathSpread
-from flatscope.network.units import Graph
-from flatscope.params import Params
 from flatscope.symmetries.basis_paths import PathCoordinates
 from flatscope.symmetries.path_skeleton import Chains, edge_classes
 

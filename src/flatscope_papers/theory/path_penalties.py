@@ -13,8 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from flatscope import InputError
-from flatscope.network.watching import replay
-from flatscope.samples import output_tensor
+from flatscope.extend import output_tensor, replay
 from flatscope_papers.theory.squared_paths import SquaredPaths
 
 ATTACK_STEPS = 40

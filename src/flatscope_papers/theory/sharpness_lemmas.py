@@ -11,8 +11,8 @@ from torch import Tensor
 
 from flatscope import Context
 from flatscope.errors import InputError
+from flatscope.extend import Params, count
 from flatscope.measures.interactions import ReluChain, relu_chain
-from flatscope.params import Params, count
 
 
 def lemma_3(left: Tensor, right: Tensor, sigma: float) -> float:

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from flatscope import BasisPaths
-from flatscope.params import Params, named_parameters
+from flatscope.extend import Params, named_parameters
 from flatscope.training import Store
 from flatscope_papers import intervals
 from flatscope_papers.claims import Answer

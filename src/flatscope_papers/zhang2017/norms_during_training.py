@@ -20,8 +20,8 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from flatscope import Context, train_population
+from flatscope.extend import usable_device
 from flatscope.inputs import load
-from flatscope.inspection import usable_device
 from flatscope.training import PopulationView, Store, builder_of, trial_of
 from flatscope_papers import curves, intervals
 from flatscope_papers.claims import Answer
