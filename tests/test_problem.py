@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 import flatscope as fs
+from flatscope import guards
 from flatscope.errors import InputError
 from flatscope.loss import as_loss
 
@@ -337,3 +338,17 @@ def test_a_table_that_the_forward_pass_writes_to_is_refused() -> None:
     model = torch.nn.Sequential(torch.nn.Embedding(3, 2, max_norm=0.5), torch.nn.Flatten(), torch.nn.Linear(4, 2))
     with pytest.raises(InputError, match="max_norm"):
         fs.Problem(model, train=(torch.tensor([[0, 1], [1, 2]]), torch.tensor([0, 1])))
+
+
+def test_a_network_is_checked_in_full_precision_within_coarse_products_too() -> None:
+    seen = []
+
+    class Watching(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            seen.append(guards._coarse.get())
+            return super().forward(x)
+
+    with guards.coarse_products():
+        fs.Problem(Watching(4, 3), train=(X, Y))
+        assert guards._coarse.get()
+    assert set(seen) == {False}

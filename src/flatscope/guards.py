@@ -226,13 +226,13 @@ def _unchecked_generator(*_: Any, **__: Any) -> Iterator[None]:
 
 
 @contextmanager
-def coarse_products() -> Iterator[None]:
-    """Let a GPU multiply float32 with 10 binary digits (TF32), which is three times as fast.
+def coarse_products(coarse: bool = True) -> Iterator[None]:
+    """Let a GPU multiply float32 with 10 binary digits (TF32), which is three times as fast; False: in full again.
 
     For searches, whose result is then computed in full precision. A number may come out of this block only where that
     was asked for and is said beside it.
     """
-    before = _coarse.set(True)
+    before = _coarse.set(coarse)
     try:
         with _own_switches():
             yield

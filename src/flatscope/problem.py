@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from flatscope.errors import InputError, first_line, refuse_unless_whole
 from flatscope.first_batch import checked_outputs, failing_module, input_fix, refuse_failing_loss, refuse_hidden_uses
-from flatscope.guards import own_settings, running_model, untouched_randomness
+from flatscope.guards import coarse_products, own_settings, running_model, untouched_randomness
 from flatscope.inspection import (
     always_probabilities,
     cast,
@@ -142,7 +142,8 @@ class Problem:
             raise InputError("finite weights", "NaN or infinity", where=bad, fix="Did training diverge?")
         self.train: Samples = as_samples(train, "train")
         self.test: Samples | None = None if test is None else as_samples(test, "test")
-        with untouched_randomness(self.generators), torch.no_grad():
+        # In full, also within coarse products: those of other batches differ by their rounding.
+        with untouched_randomness(self.generators), torch.no_grad(), coarse_products(coarse=False):
             looks = [look_through(self.train, self.batch_size, ignored=self.loss.ignored)]
             looks += [look_through(self.test, self.batch_size, like=looks[0])] if self.test is not None else []
             probe = self._probe("train")
