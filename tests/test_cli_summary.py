@@ -17,7 +17,7 @@ import flatscope.cli.output as output
 import flatscope.cli.run_measure as summary
 from flatscope.cli.app import app
 from flatscope.cli.run_measure import Fit, show_measured
-from flatscope.context import Context
+from flatscope.context import Context, make_effort
 from flatscope.inputs.loading import load
 from flatscope.measured_standing import standing_of
 from flatscope.registry import declarations
@@ -155,6 +155,29 @@ def test_few_measures_are_not_said_twice(
     text = printed(monkeypatch, few, fit)
     assert len([line for line in text.splitlines() if line.split()[:1] == ["hessian_trace"]]) == 1
     assert len(few.lines()) <= MANY
+
+
+def test_remarks_on_core_values_stand_once_below_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of which matrix they are, and in how many layers: on a screen of 25 lines and 80 columns."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(6, 9), torch.nn.GELU(), torch.nn.Linear(9, 3))
+    x, y = torch.randn(40, 6), torch.randint(3, (40,))
+    optimizer = torch.optim.Adam(model.parameters(), 0.05)
+    for _ in range(200):
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+    problem = fs.Problem(model.eval(), train=(x, y))
+    context = Context(problem, effort=make_effort(curvature="gauss_newton"))
+    fit = Fit("mine", "as they are", 40, 0, standing_of(context))
+    text = printed(monkeypatch, fs.measure(problem, context=context), fit, width=80)
+    below = " ".join(text.partition("l2_path_norm")[2].split())
+    of_both, layers = "hessian_trace, hessian_max_eigenvalue", "kappa_trace_sum, rho_sum (1 of 2 layers)"
+    assert f"Of the Gauss-Newton matrix: {of_both}; {layers}" in below
+    assert below.count("Gauss-Newton") == 1
+    assert "✓: stays when layers or units are rescaled" in below
+    assert max(map(len, text.splitlines())) <= 80
+    assert len(text.splitlines()) <= 25, text
 
 
 def test_regression_without_test_data_has_a_loss_and_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:

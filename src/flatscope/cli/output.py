@@ -190,10 +190,11 @@ def show_headline(headline: str) -> None:
         console().print(Text(printable(line), style="" if number else "bold"))
 
 
-def show_grid(header: Sequence[str], rows: Iterable[Sequence[str | Text]], title: str = "") -> None:
+def show_grid(header: Sequence[str], rows: Iterable[Sequence[str | Text]], title: str = "", edge: bool = True) -> None:
     """Rows of text as a table on stdout, values to the right.
 
     No word is broken: where the columns do not fit, further ones come as a second table with the first column again.
+    Without an edge it is as small as it can be, with no empty line above and below.
     """
     screen = console()
     shown = [[_without_control(Text(cell) if isinstance(cell, str) else cell) for cell in row] for row in rows]
@@ -201,6 +202,7 @@ def show_grid(header: Sequence[str], rows: Iterable[Sequence[str | Text]], title
     widths = [max(map(_longest_word, column)) for column in zip([Text(name) for name in header], *shown, strict=True)]
     for part in _fitting(widths, screen.width):
         grid = Grid(title=title or None, title_justify="left", title_style="bold", header_style="bold", box=SIMPLE_HEAD)
+        grid.show_edge, grid.collapse_padding, grid.pad_edge = edge, not edge, edge
         for place in part:
             justify: Any = "right" if header[place] in RIGHT else "left"
             least = min(widths[place], screen.width // 2)

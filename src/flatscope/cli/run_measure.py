@@ -5,6 +5,7 @@ from __future__ import annotations
 import fnmatch
 import json
 import math
+import re
 import sys
 import time
 from dataclasses import dataclass
@@ -47,6 +48,7 @@ from flatscope.formatting import number, numbered
 from flatscope.inputs.loading import Data, DataSource
 from flatscope.inputs.weight_files import read_weights
 from flatscope.measured_standing import standing_of
+from flatscope.measures.layer_values import ASKED
 from flatscope.network.units import SCALES_STOP
 from flatscope.progress import DELAY_SECONDS
 from flatscope.ranks import process_group
@@ -58,6 +60,13 @@ from flatscope.table import Table
 SHORT = 34  # letters of a remark that is not put below the table
 VARIANTS = ("_over_margin", "_capacity")  # of a norm
 STILL = "still on a slope"  # how the remark begins that this is no minimum
+INVISIBLE = 1e-5  # of a value: an error that four digits do not show
+SOME_LAYERS = re.compile(r"(\d+) of (\d+) layers: (.*)", re.DOTALL)
+HOW = re.compile(
+    r"sampled, |[\d,]+ parameter tensors? by "
+)  # remarks on the way alone: the error says what it is worth
+AS_HESSIAN = "here the same as the Hessian's"
+LEGEND = "✓: stays when layers or units are rescaled; ≈: estimated, ± one s.e."
 OTHERS = "others"  # measures that a table of another version has
 
 
@@ -225,14 +234,16 @@ def show_measured(table: Table, fit: Fit) -> None:
         if not _is_said(str(remark), table.headline):
             screen.print(Text.assemble(("To keep in mind: ", "bold yellow"), f"{remark}"))
     if all(row.is_core or row.name in PICTURED for row in rows):  # what is by layer and sample, the page shows
-        _show_headlines(rows)
-        for row in rows:
-            if row.value == "n/a":
-                screen.print(Text(f"{row.name}: {row.remark}"))
+        # The first line has the number of parameters already.
+        _show_headlines([row for row in rows if len(rows) == 1 or row.name != "parameter_count"], edge=False)
+        screen.print(Text(LEGEND))
+        missing = [f"{row.name}: {row.remark.rstrip('.')}." for row in rows if row.value == "n/a"]
+        if said := [*missing, *_grouped_remarks(rows)]:
+            screen.print(Text(" ".join(said)))
         return
     _show_fit(fit)
     if len(rows) > MANY:
-        screen.print(Text("First of all (✓: stays when layers or units are rescaled; ≈: estimated, ± one s.e.)"))
+        screen.print(Text(f"First of all ({LEGEND})"))
         _show_headlines(rows)
         screen.print(Text(_extent(table)))
     for remark, place in _show_families_of(rows).items():
@@ -266,7 +277,9 @@ class _Row:
     def of(cls, line: list[str]) -> _Row:
         name, layer, value, stderr, exact, remark = line
         value, _, many = value.partition(" (")  # 0.1 … 0.3 (64 values)
-        known = f"{value} ± {float(stderr):.2g}" if stderr else value
+        # An error far below the digits that are shown says nothing, and would not fit.
+        shown = stderr and ("…" in value or float(stderr) > INVISIBLE * abs(float(value)))
+        known = f"{value} ± {float(stderr):.2g}" if shown else value
         remarks = "; ".join(words for words in (many.removesuffix(")"), remark) if words)
         return cls(name, layer, f"≈ {known}" if exact == "estimate" else known, remarks)
 
@@ -290,7 +303,39 @@ def _show_fit(fit: Fit) -> None:
     show_grid(["", "train", "test", "gap"][:columns], [row[:columns] for row in rows])
 
 
-def _show_headlines(rows: list[_Row]) -> None:
+def _grouped_remarks(rows: list[_Row]) -> list[str]:
+    """Every remark on a value once, with the measures it is about and in how many of the layers."""
+    places: dict[str, dict[str, list[str]]] = {}
+    for row in rows:
+        for remark, extent in _extents(row.remark if row.value != "n/a" else "").items():
+            places.setdefault(remark, {}).setdefault(extent, []).append(row.name)
+    return [
+        f"{remark[0].upper()}{remark[1:]}: "
+        + "; ".join(", ".join(names) + (f" ({extent})" if extent else "") for extent, names in named.items())
+        + "."
+        for remark, named in places.items()
+    ]
+
+
+def _extents(remarks: str) -> dict[str, str]:
+    """{remark: in how many of the layers}, empty for all of them, without remarks that tell nothing of the value."""
+    counts: dict[str, tuple[int, str]] = {}
+    here, of = 0, ""
+    for part in filter(None, remarks.split("; ")):
+        some = SOME_LAYERS.match(part)
+        if some:
+            here, of, part = int(some[1]), some[2], some[3]
+        elif part.startswith(ASKED.strip("; ")):
+            here, of = 0, ""
+        # Where some layers differ from the Hessian, it goes without saying that the others do not.
+        if not (of and part.endswith(AS_HESSIAN)) and not HOW.match(part):
+            counts[part] = counts.get(part, (0, ""))[0] + here, of
+    return {
+        remark: f"{count} of {of} layers" if of and str(count) != of else "" for remark, (count, of) in counts.items()
+    }
+
+
+def _show_headlines(rows: list[_Row], edge: bool = True) -> None:
     """A line each, with a mark under every rescaling that leaves the number as it is."""
     shown = []
     for name, words in captions().items():
@@ -301,7 +346,9 @@ def _show_headlines(rows: list[_Row]) -> None:
             marks = ["✓" if key in kept else "—" for key in RESCALINGS]
             options = row.name[len(name) :].strip("[]")
             shown.append([name, _unbroken(row.value), *marks, f"{words}, {options}" if options else words])
-    show_grid(["measure", "value", *(key.removesuffix("_scaling") for key in RESCALINGS), "what it is"], shown)
+    show_grid(
+        ["measure", "value", *(key.removesuffix("_scaling") for key in RESCALINGS), "what it is"], shown, edge=edge
+    )
 
 
 def _show_families_of(rows: list[_Row]) -> dict[str, int]:
