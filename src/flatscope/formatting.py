@@ -61,18 +61,23 @@ def with_error(value: float, stderr: float) -> tuple[str, str]:
 
 
 UNRESOLVED = ", not resolved"
+WIDE = 0.1  # of its larger end: both ends of such an interval are shown
 
 
 def within(value: float, low: float, high: float, digits: int = 4) -> str:
-    """A number that an interval is known of: with no more digits than that vouches for, or the interval's outer end.
+    """A number that an interval is known of: with no more digits than that vouches for, or both ends, or the outer one.
 
     Example:
         >>> within(0.123456, 0.1231, 0.1243), within(-1e-4, -0.00191, -1e-4), within(12.3, 12.3, 40.2)
         ('0.123', '> -0.002, not resolved', '12 … 41, not resolved')
+        >>> within(1.106, 1.106, 1.351)
+        '1.106 to 1.351'
     """
     width, size = high - low, max(abs(low), abs(high))
     if not 0 < width < math.inf:
         return number(value, digits)
+    if WIDE * size < width <= size / 2:
+        return f"{number(outward(low, -1, 4))} to {number(outward(high, 1, 4))}"
     if 2 * width <= size:
         decimals = -math.ceil(math.log10(width / 2))
         kept = decimals + math.floor(math.log10(abs(value))) + 1 if value else 1

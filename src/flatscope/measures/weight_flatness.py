@@ -230,12 +230,11 @@ def as_value(ctx: Context, pair: Eigenpair, largest: float, matrix: str = "") ->
     """
     if pair.written_out:
         return Value(pair.value, low=pair.value, high=pair.value, exact=True, reason=matrix)
-    remark = SEARCHED
+    ended = ""
     if not pair.converged:
-        why = "by the time limit" if out_of_time(ctx) else f"after {pair.products:,} products"
-        remark += f"; ended {why}"
+        ended = "out of time" if out_of_time(ctx) else f"stopped after {pair.products:,} products"
     reach = rounding(largest, ctx.problem.dtype, pair.vector.dtype)
-    reason = "; ".join(part for part in (matrix, remark) if part)
+    reason = "; ".join(part for part in (ended, matrix, SEARCHED) if part)
     return Value(pair.value, low=pair.low - reach, high=pair.high + reach, exact=False, reason=reason)
 
 
