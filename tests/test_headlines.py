@@ -90,6 +90,14 @@ def test_one_network_alone_is_neither_flat_nor_sharp() -> None:
     assert "rho_sum" in headline.partition("Unchanged by rescaling: ")[2].splitlines()[0]
 
 
+def test_a_value_that_is_noise_is_not_given_as_one() -> None:
+    table = fs.measure(problem())
+    rows = table.to_frame()
+    for stderr, words in ((0.016, "rho_sum not resolved (0.002 ± 0.016)"), (0.0009, "rho_sum 0.00200 ± 0.00090")):
+        rows.loc[rows["measure"] == "rho_sum", ["value", "stderr", "exact"]] = [0.002, stderr, False]
+        assert words in fs.Table(rows, table.meta).headline
+
+
 def test_a_caution_about_the_data_stands_in_the_headline() -> None:
     model, (x, y) = trained()
     told = fs.measure(fs.Problem(model, (x, y), test=(x, y))).headline

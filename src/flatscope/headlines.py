@@ -13,6 +13,7 @@ from flatscope.registry import declarations
 from flatscope.rows import rows_of, searched_text
 from flatscope.standing import NOT_LOOKED, STANDING, Standing
 
+RESOLVED = 0.5  # of a value: with a larger standard error it may as well be zero
 NEGLIGIBLE = 1e-3  # of the largest eigenvalue: a smaller negative one is rounding
 FIRST = ("rho_sum", "psi_trace", "fisher_rao_norm", "l2_path_norm", "margin")  # invariant under every rescaling
 MOST_NAMED = 3
@@ -147,6 +148,8 @@ def _without_flatness(frame: pd.DataFrame) -> str:
 
 def _shown(row: Any) -> str:
     value, error = with_error(float(row["value"]), float(row["stderr"]))
+    if float(row["stderr"]) > RESOLVED * abs(float(row["value"])):
+        return f"not resolved ({value} ± {error})"
     return typeset(searched_text(row)) or (f"{value} ± {error}" if error else value)
 
 

@@ -106,8 +106,13 @@ def sample_until(sampler: Sampler[T], precision: float) -> T:
         if exact is not None:
             return exact
         reachable = within_reach(imprecise, sampler.taken, precision, sampler.most)
-        if sampler.taken >= sampler.most or sampler.hopeless(len(imprecise), len(reachable)):
+        if sampler.taken >= sampler.most:
             return sampler.result(f"not reached within {sampler.limit}")
+        if sampler.hopeless(len(imprecise), len(reachable)):
+            tried = f"{sampler.taken:,} {sampler.unit}"
+            return sampler.result(
+                f"stopped after {tried}: {sampler.limit}, the most allowed, are too few for most values"
+            )
         if not sampler.improve(needed):
             ended = sampler.draw(sampler.next_look(draws_needed(sampler.taken, reachable, precision)))
     return sampler.result("")
