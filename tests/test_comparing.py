@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 
 import flatscope as fs
 from flatscope.cli import main
@@ -386,6 +387,18 @@ def test_checkpoints_of_two_architectures_have_a_model_each(
     assert [network.parameters for network in found.networks.values()] == [64 * 4 + 4 + 50, 64 * 6 + 6 + 70]
     assert found.comparable == ["margin"]
     assert "architectures differ" in found.verdict("l1_path_norm").reason
+
+
+@pytest.mark.parametrize(("n", "size"), [(1, 1), (2, 2), (9, 8), (10, 8), (6, 1)])
+def test_batches_of_one_or_two_samples_are_compared(n: int, size: int) -> None:
+    """As the last one of a loader is; every distance around the samples is looked at, whatever the size of batches."""
+    samples = TensorDataset(torch.randn(n, 3), torch.arange(n) % 2)
+    nets = {name: torch.nn.Linear(3, 2) for name in ("first", "second")}
+    found = fs.compare(nets, DataLoader(samples, batch_size=size), names=["parameter_count"])
+    assert found.same_function == []
+    twin = copy.deepcopy(nets["first"])
+    again = fs.compare({"a": nets["first"], "b": twin}, DataLoader(samples, batch_size=size), names=["l2_norm"])
+    assert [(pair.samples, pair.around) for pair in again.same_function] == [(n, True)]
 
 
 def test_outputs_that_are_no_numbers_are_not_the_same_function(data: Data) -> None:

@@ -238,7 +238,7 @@ def find_copies(
         for inputs, targets in reader.batches():
             at.add(inputs)
             for first, (size, gaps) in enumerate(around.items()):
-                some = rows_of_inputs(inputs, torch.arange(first, len(targets), len(NOISE)))
+                some = rows_of_inputs(inputs, torch.arange(len(targets))[(first - samples) % len(NOISE) :: len(NOISE)])
                 if any(part.is_floating_point() for part in parts_of(some)):
                     noisy = partial(_with_noise, size=size, generator=generator)
                     gaps.add(each_part(some, noisy), skip=True)
