@@ -9,10 +9,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
+from torch.nn.modules.module import _global_module_registration_hooks, _global_parameter_registration_hooks
 
 from flatscope.cli.run_compare import _weight_files
 from flatscope.cli.sources import load_model
 from flatscope.errors import InputError
+from flatscope.inputs import hub_models
 from flatscope.inputs.hub_models import is_hub_model
 
 
@@ -61,6 +63,34 @@ def test_a_config_that_names_no_model_is_refused(named: list[object], tmp_path: 
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert", "architectures": named}))
     with pytest.raises(InputError, match=r"whose class transformers has|config\.json"):
         load_model(f"hf:{tmp_path}")
+
+
+@pytest.mark.parametrize("weights", ["of the folder", "of a file"])
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"num_hidden_layers": 10**9}, r"at most 2,000 modules.*config\.json"),
+        ({"vocab_size": 10**5}, r"fit in the memory of .* GiB"),
+        ({"hidden_size": -4}, "."),
+    ],
+)
+def test_a_config_that_asks_for_a_model_without_end_is_refused(
+    change: dict[str, int], words: str, weights: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    transformers = pytest.importorskip("transformers")
+    monkeypatch.setattr(hub_models, "MOST_MODULES", 2000)
+    monkeypatch.setattr(hub_models, "_memory_bytes", lambda: 10**6)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    transformers.BertForSequenceClassification(transformers.BertConfig(**sizes, vocab_size=30)).save_pretrained(
+        tmp_path
+    )
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | change))
+    hooks = len(_global_parameter_registration_hooks), len(_global_module_registration_hooks)
+    given = tmp_path / "model.safetensors" if weights == "of a file" else None
+    with pytest.raises(InputError, match=words):
+        load_model(f"hf:{tmp_path}", given)
+    assert (len(_global_parameter_registration_hooks), len(_global_module_registration_hooks)) == hooks
 
 
 def test_a_missing_package_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from torch import nn
+from torch.nn.modules import module as torch_modules
 
 from flatscope.errors import InputError, first_line
 from flatscope.formatting import some_of
@@ -14,6 +17,9 @@ from flatscope.guards import private_randomness
 
 HUBS = ("timm", "hf")
 OFFLINE = "Without a connection name a folder that save_pretrained wrote"
+MOST_MODULES = (
+    200_000  # of a network that a file describes: those with the most layers and experts have some ten thousand
+)
 
 
 def is_hub_model(model: str) -> bool:
@@ -98,15 +104,69 @@ def _hugging_face(name: str, options: dict[str, Any], has_weights: bool) -> nn.M
         fix = "Name a function of your own that builds it: file.py:function"
         raise InputError("a model whose class transformers has", kind or "no architecture", where, fix)
     if has_weights:
-        built: nn.Module = made(config, **options)
+        try:
+            with bounded_size(where):
+                built: nn.Module = made(config, **options)
+        except InputError:
+            raise
+        except Exception as problem:
+            raise InputError("a config.json of which a model can be built", first_line(problem), where) from problem
         return built
     options = {"use_safetensors": True, "trust_remote_code": False, **place, **options}  # nothing of a file is run
     loaded: nn.Module
     try:
-        loaded, facts = made.from_pretrained(source, output_loading_info=True, **options)  # type: ignore[attr-defined]
+        with bounded_size(where):
+            loaded, facts = made.from_pretrained(source, output_loading_info=True, **options)  # type: ignore[attr-defined]
+    except InputError:
+        raise
     except Exception as problem:
         raise InputError("weights in safetensors", first_line(problem), where, OFFLINE) from problem
     if drawn := sorted(facts["missing_keys"]):  # transformers draws them, and only warns
         fix = "Name a checkpoint whose head was trained too, or give all weights with --weights"
         raise InputError(f"weights of every parameter of {kind}", f"none of {some_of(drawn, 4)}", where, fix)
     return loaded
+
+
+@contextmanager
+def bounded_size(where: str) -> Iterator[None]:
+    """Refuse a network as soon as it has more modules than any, or more weights than the machine has memory for.
+
+    Its parts are counted while they are put together: a configuration has many names for how many it asks for.
+    """
+    memory, modules, total = _memory_bytes(), 0, 0
+    sizes: dict[tuple[int, str], int] = {}  # bytes, by the module that holds them and their name in it
+
+    def count_module(*_: object) -> None:
+        nonlocal modules
+        modules += 1
+        if modules > MOST_MODULES:
+            fix = "See the number of layers in its config.json"
+            raise InputError(f"a model of at most {MOST_MODULES:,} modules", "more", where, fix)
+
+    def count_parameter(owner: nn.Module, name: str, value: nn.Parameter | None) -> None:
+        nonlocal total
+        size = 0 if value is None else value.numel() * value.element_size()
+        total += size - sizes.get((id(owner), name), 0)  # weights that are read take the place of those before
+        sizes[id(owner), name] = size
+        if total > memory:
+            got = f"at least {total / 2**30:,.0f} GiB"
+            fix = "See the sizes in its config.json, or take a machine with more"
+            raise InputError(f"weights that fit in the memory of {memory / 2**30:,.0f} GiB", got, where, fix)
+
+    hooks = [
+        torch_modules.register_module_module_registration_hook(count_module),
+        torch_modules.register_module_parameter_registration_hook(count_parameter),
+    ]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _memory_bytes() -> float:
+    """How much memory the machine has; no bound where the system does not say."""
+    try:
+        return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    except (AttributeError, OSError, ValueError):
+        return float("inf")
