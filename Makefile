@@ -61,7 +61,7 @@ fuzz: setup
 	OMP_NUM_THREADS=1 PYTHONPATH=src:tests $(BIN)/python tests/fuzz.py --minutes $(MINUTES)
 	OMP_NUM_THREADS=1 PYTHONPATH=src:tests $(BIN)/python tests/fuzz.py --bits $(BITS) --minutes 60
 
-# Sweeps, trainings, landscapes and studies that are killed at random moments.
+# Sweeps, trainings, landscapes, studies and benchmarks that are killed at random moments.
 KILLS ?= 100
 kill: setup
 	OMP_NUM_THREADS=1 PYTHONPATH=src:tests $(BIN)/python tests/test_sweep_kills.py $(KILLS)

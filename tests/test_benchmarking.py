@@ -6,7 +6,7 @@ import itertools
 import json
 import math
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -73,9 +73,8 @@ def test_networks_take_their_images(kind: str, data: str) -> None:
 # --- a population of eight small networks, from training to the page
 
 
-@pytest.fixture
-def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The recipe with three settings that vary, on the embedded digits."""
+def of_eight(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give the recipe three settings that vary, on the embedded digits."""
     varied = {"width": (24, 32), "optimizer": ("momentum", "adam"), "label_noise": (0.0, 0.2)}
     monkeypatch.setattr(recipe, "DATA_SETS", ("digits",))
     monkeypatch.setitem(recipe.IMAGES, "digits", (1, 8))
@@ -89,15 +88,23 @@ def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(recipe, "ORDER", (*varied, *(name for name in recipe.ORDER if name not in varied)))
     some = {name: entry for name, entry in declarations().items() if name in QUICK}
     monkeypatch.setattr(recipe, "declarations", lambda: some)
-    return
+
+
+def of_few_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give it also stops that a few epochs reach, where nothing depends on how far a network is trained."""
+    of_eight(monkeypatch)
+    for module in (recipe, leaderboard, scores):
+        monkeypatch.setattr(module, "STOPS", (1.5, 1.0))
 
 
 @pytest.fixture
-def soon(small: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The same with stops that a few epochs reach, where nothing depends on how far a network is trained."""
-    for module in (recipe, leaderboard, scores):
-        monkeypatch.setattr(module, "STOPS", (1.5, 1.0))
-    return
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    of_eight(monkeypatch)
+
+
+@pytest.fixture
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    of_few_epochs(monkeypatch)
 
 
 def test_a_network_at_a_stop_is_the_one_that_plain_training_gives(small: None, tmp_path: Path) -> None:

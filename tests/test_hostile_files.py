@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import os
 import random
 import shutil
@@ -20,6 +21,7 @@ import safetensors.torch
 import torch
 from test_cli import Run
 from test_cli import run as run  # a fixture
+from torch import nn
 
 import flatscope as fs
 from flatscope.cli.run_population import read_looks
@@ -123,6 +125,28 @@ def test_every_flipped_byte_of_an_exported_table_is_noticed(ending: str, tmp_pat
         except InputError:
             continue
         pd.testing.assert_frame_equal(found, right)
+
+
+FORMULAS = ["=1+1", "@SUM(1+1)", "+1+1", "-1+1", '=HYPERLINK("http://a","b")', "\t=1", "\r=1", "'=1", "a,=1"]
+
+
+def test_csv_files_hold_every_text_as_it_is(tmp_path: Path) -> None:
+    """Also where a spreadsheet takes it for a formula, as SECURITY.md says; nothing is put before it or left out."""
+    store, models = Store(tmp_path / "store"), {text: nn.Linear(2, 2) for text in FORMULAS}
+    for text in FORMULAS:
+        store.write({"x": text, text: 1}, {"loss_gap": 1.0}, weights={"w": torch.ones(2)})
+    store.export(tmp_path / "all.csv")
+    samples = torch.eye(2), torch.tensor([0, 1])
+    fs.compare(models, samples, names=["parameter_count"]).save(tmp_path / "compared.csv")
+    for name, column in {"all": "x", "compared": "network"}.items():
+        with (tmp_path / f"{name}.csv").open(newline="") as file:
+            head, *rows = csv.reader(file)
+        texts = FORMULAS if name == "all" else map(printable, FORMULAS)  # names of networks are cleaned when they come
+        assert {row[head.index(column)] for row in rows} == set(texts)
+        assert (tmp_path / f"{name}.csv.b2sum").exists()
+        assert name == "compared" or set(FORMULAS) < set(head)
+    security = (Path(__file__).parent.parent / "SECURITY.md").read_text()
+    assert all(f"`{first}`" in security for first in "=+-@")
 
 
 def test_a_table_that_its_owner_changed_is_read_without_its_checksum(tmp_path: Path) -> None:

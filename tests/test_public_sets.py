@@ -11,6 +11,7 @@ import io
 import lzma
 import os
 import pickle
+import random
 import shutil
 import sys
 import tarfile
@@ -128,6 +129,47 @@ def test_wrong_content_is_found_by_verify_and_by_load(tmp_path: Path, tiny_cifar
         load("cifar10", tmp_path)
     for part in ("data_batch_2", str(20 * 3073), "flatscope data fetch cifar10", checks[1].expected_sha256[:12]):
         assert part in str(error.value)
+
+
+def changed(content: bytes, chance: random.Random) -> bytes:
+    """Content with a bit turned over, a run of other bytes, one byte more or fewer, or its end cut off."""
+    at = chance.randrange(len(content))
+    ways = [
+        content[:at] + bytes([content[at] ^ 1 << chance.randrange(8)]) + content[at + 1 :],
+        content[:at] + chance.randbytes(40) + content[at + 40 :],
+        content[:at] + b"\0" + content[at:],
+        content[:at] + content[at + 1 :],
+        content[:at],
+    ]
+    return chance.choice(ways)
+
+
+@pytest.mark.parametrize("form", ["bin", "bin.gz", "bin.xz", "bin tar", "py"])
+def test_no_changed_file_of_cifar_is_read_as_something_else(tmp_path: Path, tiny_cifar: Files, form: str) -> None:
+    chance, whole, refused = random.Random(0), b"".join(tiny_cifar[f"data_batch_{i}.bin"] for i in range(1, 6)), 0
+    folder = tmp_path / "cifar-10"
+    put(folder, python_batches(tiny_cifar) if form == "py" else tiny_cifar)
+    target = folder / ("data_batch_4" if form == "py" else "data_batch_4.bin")
+    if form == "bin tar":
+        shutil.rmtree(folder)
+        put_tar(target := tmp_path / "cifar-10-binary.tar.gz", tiny_cifar)
+    elif form not in ("bin", "py"):
+        pack = gzip.compress if form == "bin.gz" else lzma.compress
+        target.unlink()
+        target = target.with_name(target.name + form.removeprefix("bin"))
+        target.write_bytes(pack(tiny_cifar["data_batch_4.bin"]))
+    original = target.read_bytes()
+    for _ in range(40):
+        target.write_bytes(changed(original, chance))
+        checks = {check.status for check in verify("cifar10", tmp_path)}
+        try:
+            images, labels = read_part("cifar10", "train", tmp_path)
+        except DataFileError:
+            refused += "damaged" in checks
+            continue
+        rows = np.concatenate((labels.astype(np.uint8)[:, None], images.reshape(len(images), -1)), axis=1)
+        assert rows.tobytes() == whole  # the change is in what the packing says of its file, such as a date
+    assert refused > 20
 
 
 def test_truncated_files_name_file_and_sizes(tmp_path: Path, tiny_cifar: Files, tiny_idx) -> None:

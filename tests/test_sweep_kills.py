@@ -17,12 +17,14 @@ import networks
 import numpy as np
 import pandas as pd
 import pytest
+import test_benchmarking
 import test_loop
 import torch
 from trial_work import completions, log_of
 
 import flatscope as fs
 from flatscope.errors import Interrupted
+from flatscope.training.benchmarking import leaderboard
 from flatscope.training.loop import train
 from flatscope.training.sweeps import trial_files
 from flatscope.training.sweeps.engines import run
@@ -250,6 +252,20 @@ def study_once(folder: Path) -> None:
     np.save(folder / "done.npy", found.table.select_dtypes("number").to_numpy(dtype="float64"))
 
 
+def benchmark_once(folder: Path) -> None:
+    """A benchmark of eight small networks, rebuilt; every number of its table in a file once it is done."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        test_benchmarking.of_few_epochs(monkeypatch)
+        leaderboard.rebuild(folder / "release", str(folder / "store"), workers=0)
+        file = folder / "release" / leaderboard.POPULATION_FILE
+        found, _ = leaderboard.from_parquet_bytes(file.read_bytes(), leaderboard.POPULATION_KEY)
+    assert len(found) == 16  # eight networks at two stops
+    np.save(folder / "done.npy", found.select_dtypes("number").to_numpy(dtype="float64"))
+
+
+JOBS = (train_once, walk_once, study_once, benchmark_once)
+
+
 def killed_and_taken_up(job: Callable[[Path], None], folder: Path, kills: int, seed: int) -> int:
     """Kill a job at random moments, starting it again each time, and compare its end with that of one left alone."""
     chance, begun = random.Random(seed), time.monotonic()
@@ -272,24 +288,25 @@ def killed_and_taken_up(job: Callable[[Path], None], folder: Path, kills: int, s
     return hits
 
 
-@pytest.mark.parametrize("job", [train_once, walk_once, study_once])
+@pytest.mark.parametrize("job", JOBS)
 def test_what_is_killed_again_and_again_comes_to_the_same_end(job: Callable[[Path], None], tmp_path: Path) -> None:
     assert killed_and_taken_up(job, tmp_path, kills=3, seed=0) > 0
 
 
 def main() -> None:
-    """`make kill`: sweeps, trainings, landscapes and studies at other moments until that many processes were killed."""
+    """`make kill`: sweeps and what is in `JOBS`, at other moments, until that many processes were killed."""
     wanted, hits, seed = int(sys.argv[1]) if len(sys.argv) > 1 else 100, 0, 0
     while hits < wanted:
         with tempfile.TemporaryDirectory() as folder:
             kills = random.Random(seed).choices(["worker", "driver"], weights=[2, 1], k=6)
             hits += ordeal(Path(folder), n=30, seconds=0.15, kills=kills, seed=seed)["kills"]
-        for job in (train_once, walk_once, study_once):
+        for job in JOBS:
             with tempfile.TemporaryDirectory() as folder:
                 hits += killed_and_taken_up(job, Path(folder), kills=6, seed=seed)
         seed += 1
         print(
-            f"{hits} kills in {seed} sweeps, trainings, landscapes and studies: each came to its undisturbed end",
+            f"{hits} kills in {seed} rounds of sweeps, trainings, landscapes, studies, benchmarks: "
+            "each came to its undisturbed end",
             flush=True,
         )
 

@@ -27,6 +27,7 @@ from flatscope.disk import read_file, write_whole, write_with_sum
 from flatscope.errors import FlatscopeError, InputError, refuse_unknown
 from flatscope.files import (
     Arrays,
+    csv_bytes,
     figure_bytes,
     from_json_bytes,
     from_npz_bytes,
@@ -239,8 +240,9 @@ class Result(ABC):
             return f"{head}\n{self._repr_html_()}\n".encode()
         if ending == ".json":
             return json_bytes(self.to_json())
-        text = self.to_frame().to_csv(index=False) if ending == ".csv" else self.to_markdown()
-        return (text.rstrip("\n") + "\n").encode()
+        if ending == ".csv":
+            return csv_bytes(self.to_frame())
+        return (self.to_markdown().rstrip("\n") + "\n").encode()
 
     @classmethod
     def _from_content(cls, ending: str, content: bytes) -> Self:

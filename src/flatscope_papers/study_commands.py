@@ -212,7 +212,7 @@ def export(
     from flatscope import report
     from flatscope.disk import write_with_sum
     from flatscope.extend import write_whole
-    from flatscope.files import frame_bytes
+    from flatscope.files import csv_bytes, frame_bytes
     from flatscope_papers.known_studies import studies
     from flatscope_papers.pages.written import write_pages
     from flatscope_papers.reproduction import claim_frame, latest, load_results
@@ -232,7 +232,7 @@ def export(
     else:
         frame = claim_frame(saved)
         if out.suffix == ".csv":
-            write_with_sum(out, frame.to_csv(index=False).encode())
+            write_with_sum(out, csv_bytes(frame))
         else:
             write_whole(out, frame_bytes(frame))
     show_note(f"wrote {out}")

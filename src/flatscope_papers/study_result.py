@@ -18,7 +18,7 @@ import pandas as pd
 from flatscope.disk import MOST_TEXT
 from flatscope.errors import DataFileError
 from flatscope.extend import read_file, write_whole
-from flatscope.files import CHANGED, digest, from_json_bytes, json_bytes, without_nan
+from flatscope.files import CHANGED, csv_bytes, digest, from_json_bytes, json_bytes, without_nan
 from flatscope.formatting import numbered
 from flatscope_papers.claims import Answer, Claim, Finding, counted, judge, number_text
 
@@ -132,7 +132,7 @@ class StudyResult:
             The folder.
         """
         target = Path(folder)
-        table = self.table.to_csv(index=False, float_format="%.8g").encode()
+        table = csv_bytes(self.table, "%.8g")
         made = {TABLE_FILE: table, FIGURE_FILE: self.svg.encode(), PICTURE_FILE: self.png}
         files = {name: content for name, content in made.items() if content}
         for name, content in files.items():

@@ -15,9 +15,9 @@ from flatscope.charts import Bars
 from flatscope.comparing.records import FILE as RECORDS_FILE
 from flatscope.comparing.records import records_by_measure
 from flatscope.context import Context
-from flatscope.disk import write_whole
+from flatscope.disk import write_whole, write_with_sum
 from flatscope.errors import FlatscopeError, InputError, refuse_unknown
-from flatscope.files import from_parquet_bytes, parquet_bytes
+from flatscope.files import csv_bytes, from_parquet_bytes, parquet_bytes
 from flatscope.guards import own_settings
 from flatscope.inputs.factories import find_factory
 from flatscope.inputs.loading import load
@@ -373,5 +373,5 @@ def write_release(population: pd.DataFrame, spent: Mapping[str, Any], folder: Pa
         boards[-1].save(folder / file)
     names = [*valued(population), *BASELINES, ORACLE, SECOND]
     found = by_difference(with_controls(population), names).round(3)
-    write_whole(folder / RECORDS_FILE, found.to_csv(index=False).encode())
+    write_with_sum(folder / RECORDS_FILE, csv_bytes(found))
     return boards[-1]

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from flatscope.disk import MOST_TEXT, read_file, write_whole, write_with_sum
 from flatscope.errors import InputError
-from flatscope.files import foreign_parquet, frame_bytes, json_bytes
+from flatscope.files import csv_bytes, foreign_parquet, frame_bytes, json_bytes
 from flatscope.formatting import numbered, some_of
 from flatscope.inputs.weight_files import WEIGHTS_FILE, plain_tensors
 from flatscope.tensor_files import tensor_bytes
@@ -200,7 +200,7 @@ class Store:
             raise DamagedTrial("whole trials", self._damage_words(damaged), f"store {self.root}", DO_AGAIN)
         target, frame = Path(path), self.frame()
         if target.suffix.lower() == ".csv":
-            write_with_sum(target, frame.to_csv(index=False).encode())
+            write_with_sum(target, csv_bytes(frame))
         elif target.suffix.lower() == ".parquet":
             for name in frame.columns:  # a column of Parquet has one kind of value
                 if (
