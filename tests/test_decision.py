@@ -64,6 +64,24 @@ def untrained(seed: int) -> nn.Module:
     return model
 
 
+def silent(seed: int) -> nn.Module:
+    """A network whose outputs hardly depend on its inputs, as a strong weight decay or small first weights leave it."""
+    model = train(TRAIN, 0, seed)
+    with torch.no_grad():
+        for value in model.parameters():
+            value.mul_(1e-3)
+    return model
+
+
+def constant(bias: float) -> nn.Module:
+    """A regression that gives one number, where there is nothing to learn."""
+    model = nn.Linear(4, 1).double()
+    with torch.no_grad():
+        model.weight.zero_()
+        model.bias.fill_(bias)
+    return model
+
+
 def regression(noise: float = 0.0, seed: int = 0) -> nn.Module:
     return train((TRAIN[0], TRAIN[1][:, None].double()), 2000, seed, noise=noise, loss="mse")
 
@@ -81,6 +99,8 @@ class Case(NamedTuple):
 
 
 MORE = clouds(4000, seed=2)
+NOTHING = torch.randn(800, 1, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+NOTHING -= NOTHING[:200].mean()
 CASES = {
     "equal errors": Case(lambda: compared(train(TRAIN), train(TRAIN, seed=1)), "either", ("a", "b")),
     "one clearly better": Case(lambda: compared(train(TRAIN), train(TRAIN, noise=0.45)), "keep", ("a",)),
@@ -100,6 +120,18 @@ CASES = {
     "one much flatter, no test set": Case(lambda: compared(train(TRAIN), train(TRAIN, 200), test=None), "hold out"),
     "test = train": Case(lambda: compared(train(TRAIN), train(TRAIN, noise=0.45), test=TRAIN), "hold out"),
     "both untrained": Case(lambda: compared(untrained(0), untrained(1)), "train on"),
+    "both silent": Case(lambda: compared(silent(0), silent(1)), "train on", ("a", "b")),
+    "one trained, one silent": Case(lambda: compared(silent(0), train(TRAIN)), "keep", ("b",)),
+    "regressions with nothing to learn": Case(
+        lambda: fs.compare(
+            {"a": constant(0.0), "b": constant(1e-3)},
+            (0 * TRAIN[0], NOTHING[:200]),
+            ["l2_norm", "rho_sum"],
+            test=(0 * TEST[0], NOTHING[200:800]),
+            loss="mse",
+        ),
+        "either",
+    ),
     "both still learning": Case(
         lambda: compared(
             train(NOT_LEARNABLE, 2), train(NOT_LEARNABLE, 2, 1), data=NOT_LEARNABLE, test=clouds(40, 6, 0.3)

@@ -159,10 +159,50 @@ def test_dead_units_are_at_rest_and_have_learnt_nothing() -> None:
     model = net(13, 8, 3)
     with torch.no_grad():
         model[0].bias -= 1e3
-    found = stands(to_the_end(model, *WINE), *WINE)
-    assert found.minimum[0] == "yes"
-    assert found.tells_nothing
-    assert "no better than that of a constant output" in found.minimum[1]
+    problem = fs.Problem(to_the_end(model, *WINE), train=WINE)
+    found = standing_of(Context(problem))
+    assert found.minimum[0] == "open"
+    assert found.untrained
+    headline = fs.measure(problem, ["gradient_norm", "rho_sum"]).headline
+    assert headline.startswith(
+        "Not trained: the training loss 1.09 is no better than 1.09, that of outputs that ignore"
+    )
+    assert "Train it before flatness is read" in headline
+    assert "Next: train on" in headline
+    assert "at a minimum" not in headline.lower()
+
+
+@pytest.mark.parametrize("target", [torch.full((178, 1), 2.0), torch.randn(178, 1, generator=NOISE)])
+def test_a_regression_with_nothing_to_learn_leaves_the_question_open(target: Tensor) -> None:
+    model = net(13, 1)
+    with torch.no_grad():
+        model[0].weight.zero_()
+        model[0].bias.fill_(float(target.mean()))
+    x = torch.zeros_like(WINE[0])
+    found = stands(model, x, target, "mse")
+    assert found.minimum[0] == "open"
+    assert not found.untrained
+    assert not found.on_a_slope
+    headline = fs.measure(fs.Problem(model, train=(x, target), loss="mse"), ["gradient_norm", "rho_sum"]).headline
+    assert headline.startswith("No better than a constant: ")
+    assert "at a minimum" not in headline.lower()
+
+
+def test_the_words_say_from_what_to_what_and_against_what_it_is_judged() -> None:
+    def words(loss: float, fall: float, error: float = 0.0, constant: float = 2.3) -> tuple[str, str]:
+        return Standing("", 1, loss, error, math.nan, math.nan, True, fall=fall, constant=constant).minimum
+
+    level, text = words(0.00182, 0.00098)
+    assert level == "nearly"
+    assert "lowers the training loss from 0.00182 to 0.00084: 0.043 % of 2.3, the loss of outputs that ignore" in text
+    assert "up to 0.02 % is a minimum" in text
+    assert "54 % of its own loss" in text
+    assert "compare at equal loss" in text
+    assert "equal loss" not in words(0.00182, 0.0001)[1]
+    assert "equal loss" not in words(0.00182, 0.00098, math.nan)[1], "a squared error's curvature stays"
+    assert words(0.0178, 1e-7)[1].startswith("one step down the gradient lowers the training loss 0.0178 by 1×10⁻⁷: ")
+    assert "% of it (" in words(0.0178, 1e-4, constant=math.nan)[1]
+    assert "no step" in words(0.0178, 0.0)[1]
 
 
 def entropy(shares: Tensor) -> float:

@@ -19,13 +19,14 @@ FIRST = ("rho_sum", "psi_trace", "fisher_rao_norm", "l2_path_norm", "margin")  #
 MOST_NAMED = 3
 MOST_TOLD = 5  # lines
 UNCERTIFIED = "NOT CERTIFIED"  # in the assumptions of a bound that shows the order of a formula
+TRAIN_IT = "Train it before flatness is read"
 LOWER_LEVELS = "layers, units or samples"
 Meta = Mapping[str, Any]
 RESCALED = {"layer_scaling", "unit_scaling"}
 
 
 def minimum_verdict(frame: pd.DataFrame, meta: Meta) -> tuple[str, str]:
-    """Whether this is a minimum at all, "yes", "nearly", "no" or "unknown", and the words that say so.
+    """Whether this is a minimum at all, as `Standing.minimum` says it, and the words that say so.
 
     Judged by the fall of the loss one step down the gradient, and by the smallest Hessian eigenvalue where it is known.
     """
@@ -47,12 +48,16 @@ def table_headline(frame: pd.DataFrame, meta: Meta) -> list[str]:
         "yes": f"At a minimum: {words}.",
         "nearly": f"Nearly at a minimum: {words}.",
         "no": f"No minimum: {words}. Train on before flatness is read.",
+        "open": f"No better than a constant: {words}. {TRAIN_IT}, or see whether there is anything to learn.",
         "unknown": "" if words == NOT_LOOKED else f"Whether this is a minimum is not known: {words}.",
     }[level]
+    if STANDING in meta and Standing.from_dict(meta[STANDING]).untrained:
+        unclear = "" if steep else "; where the data cannot be learned, this may yet be a minimum"
+        minimum = f"Not trained: {words}. {TRAIN_IT}{unclear}."
     cautions = [str(remark) for remark in meta.get("remarks", ()) if not str(remark).startswith("still on a")]
     lines = [minimum, _sentence(cautions[0]) if cautions else "", _fit(meta), _flatness(frame)]
     lines = [line for line in lines if line]
-    told = [*(lines or [_without_flatness(frame)]), *_next(frame, steep)]
+    told = [*(lines or [_without_flatness(frame)]), *_next(frame, steep or level == "open")]
     return told if len(told) <= MOST_TOLD else [*told[: MOST_TOLD - 1], told[-1]]  # what to do is never left out
 
 

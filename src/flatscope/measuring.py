@@ -228,9 +228,7 @@ def _standing(ctx: Context) -> Row:
         except FlatscopeError:  # outputs that are no numbers, or no time: the rows say so
             return {}
     if stands.on_a_slope:
-        ctx.remark(
-            f"still on a slope ({stands.minimum[1]}): curvature here describes where training stopped, not a minimum"
-        )
+        ctx.remark(f"still on a slope ({stands.step}): curvature here describes where training stopped, not a minimum")
     length = stands.gradient_norm
     return {STANDING: stands.to_dict()} | ({} if math.isnan(length) else {"gradient_norm": length})
 

@@ -13,7 +13,8 @@ from flatscope.formatting import written
 # network counts as settled, and as nearly so; beyond, training stopped on a slope. True minima had less than 1e-6,
 # those whose training was broken off more than 2e-3 (tests of descents).
 SETTLED, NEARLY = 2e-4, 2e-3
-HOPEFUL = 0.98  # share of the loss of a constant output above which a network has learnt nothing
+HOPEFUL = 0.98  # share of the loss of a constant output from which on a network has learnt nothing
+STEEP = 0.1  # of the training loss: a step that takes more away moves the curvature of a classifier as well
 NOT_LOOKED = "not looked for"
 STANDING = "standing"  # key of a table's metadata under which commands keep where its network stands
 
@@ -59,7 +60,12 @@ class Standing:
     @property
     def tells_nothing(self) -> bool:
         """Whether the training loss is no better than that of a constant output."""
-        return self.loss > HOPEFUL * self.constant
+        return self.loss >= HOPEFUL * self.constant
+
+    @property
+    def untrained(self) -> bool:
+        """Whether it tells nothing although there is something to learn: it errs, or the loss still falls."""
+        return self.tells_nothing and (self.on_a_slope or self.error > 0)
 
     @property
     def on_a_slope(self) -> bool:
@@ -67,23 +73,38 @@ class Standing:
         return self.share > NEARLY and not self.decay
 
     @property
+    def step(self) -> str:
+        """What one step down the gradient does to the training loss, in words."""
+        loss, below = written(self.loss, 3), written(max(self.loss - self.fall, 0.0), 3)
+        lowers = "one step down the gradient lowers the training loss"
+        if not self.fall > 0:
+            return f"no step down the gradient lowers the training loss {loss}"
+        return f"{lowers} {loss} by {written(self.fall, 2)}" if loss == below else f"{lowers} from {loss} to {below}"
+
+    @property
     def minimum(self) -> tuple[str, str]:
-        """Whether this is a minimum, "yes", "nearly", "no" or "unknown", and the words that say so."""
+        """Whether this is a minimum, and the words that say so.
+
+        "yes", "nearly", "no"; "open" where the loss rests at that of a constant output; "unknown" where nobody looked.
+        """
         if math.isnan(self.fall):
             return "unknown", NOT_LOOKED
-        loss, below = written(self.loss, 3), written(max(self.loss - self.fall, 0.0), 3)
-        level = "yes" if self.share <= SETTLED or self.decay else "no" if self.on_a_slope else "nearly"
+        loss, constant = written(self.loss, 3), written(self.constant, 3)
         if self.tells_nothing:
-            known = (
-                f"the training loss {loss} is no better than that of a constant output ({written(self.constant, 3)})"
-            )
-            return level, f"{known}, and one step down the gradient lowers it to {below}"
+            better = "no better" if self.loss >= self.constant or loss == constant else "hardly better"
+            known = f"the training loss {loss} is {better} than {constant}, that of outputs that ignore the inputs"
+            below = written(max(self.loss - self.fall, 0.0), 3)
+            return ("no", f"{known}; one step lowers it to {below}") if self.on_a_slope else ("open", known)
         if self.decay:
             held = f"a weight decay of about {written(self.decay, 2)} explains it"
-            return level, f"the gradient is not zero, but {held}; the training loss is {loss}"
-        if level == "no":
-            return level, f"one step down the gradient lowers the training loss from {loss} to {below}"
-        return level, f"one step down the gradient wins {written(self.fall, 2)} of the training loss {loss}"
+            return "yes", f"the gradient is not zero, but {held}; the training loss is {loss}"
+        level = "yes" if self.share <= SETTLED else "no" if self.on_a_slope else "nearly"
+        whole = "it" if math.isnan(self.constant) else f"{constant}, the loss of outputs that ignore the inputs"
+        words = f"{self.step}: {written(100 * self.share, 2)} % of {whole} (up to {100 * SETTLED:g} % is a minimum)"
+        if self.fall > STEEP * self.loss and not math.isnan(self.error):
+            taken = f"{written(100 * self.fall / self.loss, 2)} % of its own loss"
+            words += f"; that is {taken}, and curvature falls with it: compare at equal loss"
+        return level, words
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values; NaN as None."""

@@ -252,7 +252,9 @@ def show_measured(table: Table, fit: Fit) -> None:
 
 def _is_said(remark: str, headline: str) -> bool:
     """Whether the headline has it already, in its own words or in these."""
-    return remark[1:].rstrip(".") in headline or (remark.startswith(STILL) and headline.startswith("No minimum"))
+    return remark[1:].rstrip(".") in headline or (
+        remark.startswith(STILL) and headline.startswith(("No minimum", "Not trained"))
+    )
 
 
 def _extent(table: Table) -> str:

@@ -55,6 +55,9 @@ def decide(
     if len(lost) == len(distinct):
         text = f"Train first, or check the data: {listed(distinct)} misclassify most of their own training samples."
         return Decision("train on", tuple(distinct), text)
+    if all(name in lost or networks[name].untrained for name in distinct):
+        text = f"Train first, or check the data: {listed(distinct)} are no better than outputs that ignore the inputs."
+        return Decision("train on", tuple(distinct), text)
     if tests is None or not is_new:
         why = "no test data were given" if tests is None else "the test samples are the training samples"
         text = f"Hold out test data before you choose: {why}, and flatness alone should not decide."

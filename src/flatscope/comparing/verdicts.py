@@ -155,7 +155,7 @@ class Verdict:
 
 
 class Remark(str):
-    """A sentence for people, with a code: "copy", "moved", "loss", "fit", "slope" or "architecture"."""
+    """A sentence for people, with a code: "copy", "moved", "loss", "fit", "slope", "constant" or "architecture"."""
 
     code: str
 
@@ -241,13 +241,17 @@ def loss_remark(networks: Mapping[str, Standing], loss: str) -> list[Remark]:
 
 
 def on_a_slope(networks: Mapping[str, Standing]) -> list[Remark]:
-    """A warning, in a sentence, where networks are not at a minimum."""
-    steep = {name: network for name, network in networks.items() if network.on_a_slope}
-    if not steep:
-        return []
-    shown = ", ".join(f"{name} ({network.minimum[1]})" for name, network in steep.items())
-    text = f"Still on a slope: {shown}. Curvature there describes where training stopped, not a minimum."
-    return [Remark("slope", text)]
+    """Warnings, a sentence each, where networks are not at a minimum, or rest where a constant output does as well."""
+    steep = [f"{name} ({network.step})" for name, network in networks.items() if network.on_a_slope]
+    resting = [f"{name} ({found.minimum[1]})" for name, found in networks.items() if found.minimum[0] == "open"]
+    remarks = []
+    if steep:
+        text = f"Still on a slope: {', '.join(steep)}. Curvature there describes where training stopped, not a minimum."
+        remarks.append(Remark("slope", text))
+    if resting:
+        text = f"No better than a constant: {', '.join(resting)}. Train before flatness is read."
+        remarks.append(Remark("constant", text))
+    return remarks
 
 
 def undertrained(networks: Mapping[str, Standing]) -> list[Remark]:

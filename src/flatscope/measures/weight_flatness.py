@@ -49,7 +49,9 @@ def gradient_norm(ctx: Context) -> float:
 
     .. math:: \| \tfrac1n \sum_i \nabla_w \ell(f_w(x_i), y_i) \|_2
 
-    Curvature says how flat a minimum is only where this is close to zero.
+    Curvature says how flat a minimum is only where there is one. This number cannot tell: it changes when weights are
+    rescaled. Every table says it instead: a network is at a minimum where one step down the gradient lowers the
+    training loss by at most 0.02 % of the loss of outputs that ignore the inputs, nearly at one up to 0.2 %.
     """
     return norm(ctx.gradient())
 

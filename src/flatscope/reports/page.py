@@ -63,7 +63,7 @@ META_WORDS = {
     "time": "measured at",
 }
 UNKNOWN = Standing("", 0, math.nan, math.nan, math.nan, math.nan, rescalable=True)
-MARKS = {"yes": "✓ yes", "nearly": "≈ nearly", "no": "! no", "unknown": "? not known"}
+MARKS = {"yes": "✓ yes", "nearly": "≈ nearly", "no": "! no", "open": "? open", "unknown": "? not known"}
 ONE_TRAINING = "± is a standard error of the measures: another training could give another order."
 STILL = "still on a slope"  # how a remark begins that a headline says in its own words
 PAGE_ENDINGS = (".html", ".htm")
