@@ -52,7 +52,7 @@ class Solution:
         >>> model = torch.nn.Linear(2, 1, bias=False).double()
         >>> problem = fs.Problem(model, train=(torch.tensor([[1.0, 0], [0, 3]]), torch.zeros(2)), loss="mse")
         >>> found = fs.gauss_newton(problem).solve(torch.tensor([1.0, 9.0]))  # the matrix is diagonal: 1, 9
-        >>> found.vector, found.converged
+        >>> found.vector.round(decimals=6), found.converged
         (tensor([1., 1.], dtype=torch.float64), True)
     """
 
