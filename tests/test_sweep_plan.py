@@ -87,6 +87,7 @@ def test_mistakes_in_a_plan(change: dict[str, Any], message: str) -> None:
         ('name = "mlp"', 'name = "absent.py:net"', "no such file"),
         ("widths =", "width =", "Did you mean widths"),
         ('"digits"', '"digit"', "Did you mean digits"),
+        ("test_size = 200", "test_size = 400", "a number of samples from 1 to 360"),
         ("flatten = true", "flat = true", "one of name, root, train_size"),
         ("[base.train]", "[base.trian]\n[base.train]", "one of data, labels, model"),
         ("[base.train]", '[base.init]\nscheme = "xavierr"\n[base.train]', "xavier"),
@@ -177,6 +178,12 @@ def test_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
     out_file = tmp_path / "all.parquet"
     assert call(monkeypatch, capsys, "export", out_file, "--store", folder)[0] == 0
     pd.testing.assert_frame_equal(pd.read_parquet(out_file), store.frame(), check_dtype=False)
+    nowhere = tmp_path / "all.csv", "--store", tmp_path / "nowhere"
+    code, _, err = call(monkeypatch, capsys, "export", *nowhere)
+    assert code != 0
+    assert "expected a store with finished trials" in err
+    assert not nowhere[0].exists()
+    assert not nowhere[2].exists()
     code, _, err = call(monkeypatch, capsys, "export", tmp_path / "all.xls", "--store", folder)
     assert code == 2
     assert ".parquet" in err

@@ -93,6 +93,8 @@ def test_failures_in_the_same_words_are_told_once() -> None:
     assert "00000000 and 2 more: no data; 00000003: other 3" in told
     assert "and 2 more)" in told
     assert "other 7" not in told
+    assert "None is stored" in told
+    assert "The others are stored" in str(SweepFailed(errors, 10))
 
 
 def test_a_unit_that_kills_every_worker_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -92,7 +92,8 @@ class SweepFailed(FlatscopeError):  # noqa: N818  what happened, as the other er
         ]
         left = sum(map(len, list(alike.values())[5:]))
         more = [f"and {left} more"] if left else []
-        fix = "The others are stored; running the sweep again tries only these"
+        kept = "The others are stored; " if len(self.errors) < total else "None is stored; "
+        fix = f"{kept}running the sweep again tries only these"
         super().__init__(f"{total} trials done", f"{len(errors)} that failed ({'; '.join(shown + more)})", "sweep", fix)
 
     def __reduce__(self) -> tuple[type[SweepFailed], tuple[dict[str, str], int]]:

@@ -33,7 +33,7 @@ from flatscope.errors import FlatscopeError, InputError, UnknownNameError, refus
 from flatscope.inputs.factories import find_factory
 from flatscope.inputs.known_files import SETS
 from flatscope.inputs.loading import Data, load
-from flatscope.inputs.public_sets import EMBEDDED
+from flatscope.inputs.public_sets import EMBEDDED, data_root, locate
 from flatscope.inspection import usable_device
 from flatscope.measuring import bounds, measure
 from flatscope.problem import Problem
@@ -274,6 +274,7 @@ def training_pair(data: Data, labels: Mapping[str, Any] | None) -> tuple[Tensor,
 
 MODEL_KEYS, CONFUSION_KEYS = ("name", "options", "seed"), ("confusion", "true_size", "seed")
 DATA_KEYS = tuple(inspect.signature(load).parameters)
+SAMPLE_KEYS = ("train_size", "test_size", "crop")  # of these, what the data at hand cannot fulfil
 
 
 def check_parts(config: Config) -> None:
@@ -296,10 +297,12 @@ def check_configs(configs: Iterable[Config], where: str) -> None:
         InputError: what is wrong, and in which trial of `where`.
     """
     find = functools.cache(find_factory)  # the user's function, looked for once however many trials name it
+    looked_at: set[str] = set()
     for number, config in enumerate(configs):
         try:
             check_parts(config)
             _check_data(config["data"], find)
+            _check_samples(config["data"], looked_at)
             _check_model(config["model"], find)
             _check_training(config)
             _check_measures(config)
@@ -315,6 +318,19 @@ def _check_data(data: Config, find: Find) -> None:
         find(name)
     elif name not in (EMBEDDED, *SETS) and not name.endswith(".npz") and not Path(name).exists():
         raise UnknownNameError.among(name, [EMBEDDED, *SETS], "data set")
+
+
+def _check_samples(data: Config, looked_at: set[str]) -> None:
+    """Refuse more samples, or larger images, than there are; data that are not at hand are left to the trials."""
+    name = data["name"]
+    asked = {key: data[key] for key in ("name", "root", *SAMPLE_KEYS) if data.get(key) is not None}
+    key = json.dumps(asked, sort_keys=True, default=str)
+    if key in looked_at or not any(key in asked for key in SAMPLE_KEYS):
+        return
+    looked_at.add(key)
+    is_public = name in SETS and len(locate(SETS[name], data_root(data.get("root")))) == len(SETS[name].files)
+    if is_public or name == EMBEDDED or (name.endswith(".npz") and Path(name).expanduser().is_file()):
+        load(**asked, standardize=False)
 
 
 def _check_model(model: Config, find: Find) -> None:
