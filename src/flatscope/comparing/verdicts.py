@@ -242,8 +242,9 @@ def loss_remark(networks: Mapping[str, Standing], loss: str) -> list[Remark]:
 
 def on_a_slope(networks: Mapping[str, Standing]) -> list[Remark]:
     """Warnings, a sentence each, where networks are not at a minimum, or rest where a constant output does as well."""
-    steep = [f"{name} ({network.step})" for name, network in networks.items() if network.on_a_slope]
-    resting = [f"{name} ({found.minimum[1]})" for name, found in networks.items() if found.minimum[0] == "open"]
+    words = {name: found.minimum[1] if found.tells_nothing else found.step for name, found in networks.items()}
+    steep = [f"{name} ({words[name]})" for name, network in networks.items() if network.on_a_slope]
+    resting = [f"{name} ({words[name]})" for name, found in networks.items() if found.minimum[0] == "open"]
     remarks = []
     if steep:
         text = f"Still on a slope: {', '.join(steep)}. Curvature there describes where training stopped, not a minimum."
