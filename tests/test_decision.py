@@ -12,7 +12,9 @@ from scipy import stats
 from torch import Tensor, nn
 
 import flatscope as fs
-from flatscope.comparing.held_out import difference
+from flatscope.comparing.decision import Decision, decide
+from flatscope.comparing.held_out import difference, unpaired
+from flatscope.standing import Standing
 
 Pair = tuple[Tensor, Tensor]
 NAMES = ["rho_sum", "l2_path_norm", "margin"]
@@ -182,6 +184,26 @@ def test_the_decision_is_that_of_somebody_who_knows(name: str) -> None:
     assert found.headline.splitlines()[0] == found.decision.sentence
     again = fs.Comparison.from_json(found.to_json())
     assert again.decision == found.decision
+
+
+def decided(wrong: list[int]) -> Decision:
+    """The decision between networks n0, n1, … that misclassify so many of 400 test samples."""
+    nan = float("nan")
+    networks = {
+        f"n{place}": Standing("", 1, 0.1, 0.0, nan, count / 400, True, n_test=400) for place, count in enumerate(wrong)
+    }
+    return decide([*networks], [*networks], networks, unpaired(networks), True)
+
+
+def test_many_networks_are_told_lowest_first_and_none_that_is_clearly_worse() -> None:
+    found = decided([9, 30, 8, 30, 7, 9, 8, 10, 12, 30])
+    assert found.networks == ("n0", "n2", "n4", "n5", "n6", "n7", "n8")
+    assert found.sentence.startswith("Keep n4, whose test error is the lowest (1.8 ")
+    places = [found.sentence.index(f"{name} 2.") for name in ("n2", "n6", "n0", "n5")]
+    assert places == sorted(places)
+    assert "and 2 more; 3 are clearly worse. Flatness should not decide." in found.sentence
+    assert not any(name in found.sentence for name in ("n1", "n3", "n9"))
+    assert decided([90] * 5 + [5]).sentence.startswith("Keep n5: its test error is clearly the lowest (n5 1.2 ")
 
 
 def test_flatness_never_decides_between_two_trainings_of_one_architecture() -> None:

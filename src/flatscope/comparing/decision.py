@@ -63,7 +63,8 @@ def decide(
         text = f"Hold out test data before you choose: {why}, and flatness alone should not decide."
         return Decision("hold out", tuple(distinct), text)
     level, many = tests.level, f"{tests.what}{'es' if tests.what == 'loss' else 's'}"
-    values = listed([f"{name} {error_words(tests, name)}" for name in distinct[:MOST_VALUES]])
+    lowest_first = sorted(distinct, key=lambda name: (tests.values[name], name != tests.best))
+    values = first_errors(tests, distinct if len(distinct) <= MOST_VALUES else lowest_first)
     if len(level) == 1:
         nearest = min(tests.differences.values(), key=lambda found: found.apart)
         apart = points(tests, nearest.apart, nearest.stderr)
@@ -72,17 +73,30 @@ def decide(
     steep = [name for name in level if _learns(networks[name])]
     if len(steep) == len(level):
         text = f"Train on before you choose: {listed(level)} are not at a minimum, and test {many} do not differ"
-        return Decision("train on", tuple(level), f"{text} ({values}).")
+        told = first_errors(tests, [name for name in lowest_first if name in level])
+        return Decision("train on", tuple(level), f"{text} ({told}).")
+    if len(distinct) == 2:
+        text = f"Keep either: test {many} do not differ ({values}); flatness should not decide."
+        return Decision("either", tuple(level), text)
+    best, *others = (name for name in lowest_first if name in level)
+    text = (
+        f"Keep {best}, whose test {tests.what} is the lowest ({error_words(tests, best)}), or one that cannot be told "
+    )
+    text += f"apart from it: {first_errors(tests, others)}"
     worse = [name for name in distinct if name not in level]
-    whom = "either" if len(distinct) == 2 else listed(level, "or") + (f", not {listed(worse)}" if worse else "")
-    whose = "their test" if worse else "test"
-    text = f"Keep {whom}: {whose} {many} do not differ ({values}); flatness should not decide."
-    return Decision("either", tuple(level), text)
+    clearly = f"; {len(worse)} {'is' if len(worse) == 1 else 'are'} clearly worse" if worse else ""
+    return Decision("either", tuple(level), f"{text}{clearly}. Flatness should not decide.")
 
 
 def _learns(network: Standing) -> bool:
     """True for a training that was broken off: the loss still falls, and samples are still to be learnt."""
     return network.on_a_slope and not network.error <= LEARNING
+
+
+def first_errors(tests: HeldOut, names: Sequence[str]) -> str:
+    """Test errors of the first networks, and how many there are more."""
+    told = [f"{name} {error_words(tests, name)}" for name in names[:MOST_VALUES]]
+    return listed([*told, *([f"{len(names) - MOST_VALUES} more"] if len(names) > MOST_VALUES else [])])
 
 
 def error_words(tests: HeldOut, name: str) -> str:
