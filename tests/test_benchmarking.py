@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 import random
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from flatscope import stats
 from flatscope.errors import InputError
 from flatscope.inputs.factories import find_factory
 from flatscope.registry import declarations
+from flatscope.reports.leaderboard_page import leaderboard_sentences
 from flatscope.reports.page import page_text
 from flatscope.training.benchmarking import leaderboard, recipe, scores
 from flatscope.training.benchmarking.leaderboard import (
@@ -184,6 +186,9 @@ def test_a_first_look_needs_no_download(soon: None, tmp_path: Path, monkeypatch:
     assert {data for data, _ in board.populations} == {"digits"}
     assert "do not put these" in board.headline
     assert board.meta["own"] == ["largest_weight"]
+    first, second = leaderboard_sentences(board)[:2]
+    assert re.search(r"Better than chance: (yes|no, worse|not clear) \(Ψ digits 1.5: \S+ \[", first)
+    assert "two trainings of one architecture: right in " in second
     with pytest.raises(InputError, match="digits"):
         benchmark(largest_weight, data="mnist")
 

@@ -25,6 +25,12 @@ from flatscope.training.populations.population_frame import measure_columns
 from flatscope.training.sweeps.configuration import flat
 from flatscope.training.sweeps.store import Store
 
+SCORES_SHOWN = (
+    "Ψ, τ, info: 1 is best, 0 chance (Ψ: pairs that differ in one setting, τ: all pairs, info: what settings do not "
+    "tell); worst: how often the setting that it misreads most is misread, 0 is best; survival: 1 where rescaling "
+    "moves nothing."
+)
+
 
 def run_atlas(given: AtlasCommand) -> None:
     """Correlations along training: read, correlate, show, save."""
@@ -108,5 +114,6 @@ def run_benchmark(given: BenchmarkCommand) -> None:
         for sentence in leaderboard_sentences(board):
             print(sentence)
         show_grid(*board.cells())
+        print(SCORES_SHOWN)
 
     deliver(board, given, show, page=page)

@@ -75,7 +75,9 @@ def leaderboard_sentences(board: Leaderboard) -> list[str]:
     for own in board.meta.get("own", []):
         place = ranked.index(own) + 1 if own in ranked else None
         said = f"place {place} of {len(ranked)}, Ψ = {score_number(board.mean(own, 'psi'))}" if place else "no score"
-        sentences.insert(0, f"{own}: {said}.")
+        sentences.insert(0, f"{own}: {said}.{_beside_chance(board, own) if place else ''}")
+        if pairs := board.meta.get("pairs", {}).get(own):
+            sentences.insert(1, f"{own} by what two networks differ in: {pairs}.")
     ordered = [name for name in ranked if name in declarations() and declarations()[name].direction != "none"]
     wrong = [name for name in ordered if all(_sure(board, name, *key) < 0 for key in board.populations)]
     if wrong:
@@ -93,6 +95,16 @@ def leaderboard_sentences(board: Leaderboard) -> list[str]:
     elif board.meta.get("own") or board.meta.get("data"):
         sentences.append("Fewer networks than the released 1,024: do not put these Ψ beside theirs.")
     return sentences
+
+
+def _beside_chance(board: Leaderboard, name: str) -> str:
+    """Whether a measure ranks networks better than random numbers would, with the intervals that say so."""
+    signs = {_sure(board, name, *key) for key in board.populations}
+    answer = {1.0: "yes", -1.0: "no, worse"}.get(signs.pop(), "not clear") if len(signs) == 1 else "not clear"
+    intervals = [
+        f"{data} {stop:g}: {score_words(board.row(name, data, stop, 'psi'))}" for data, stop in board.populations
+    ]
+    return f" Better than chance: {answer} (Ψ {', '.join(intervals)})."
 
 
 def _sure(board: Leaderboard, name: str, data: str, stop: float) -> float:

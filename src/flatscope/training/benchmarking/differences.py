@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from flatscope.comparing.records import COLUMNS, RANKING
+from flatscope.comparing.records import COLUMNS, RANKING, Record
 from flatscope.registry import declarations
 from flatscope.stats.estimate import Codes, Floats, coded
 from flatscope.stats.sign_agreement import pairs_by_one, shared_error
@@ -102,6 +102,17 @@ def by_difference(population: pd.DataFrame, names: Sequence[str]) -> pd.DataFram
         value, error, pairs = vote_on_the_other(parts, names, kind)
         rows.append((RANKING, kind, value, *_ends(value, error), pairs))
     return pd.DataFrame(rows, columns=list(COLUMNS)).astype(COLUMNS)
+
+
+def records_on(population: pd.DataFrame, name: str) -> dict[str, Record]:
+    """{kind of difference: how a measure ranked such pairs}, for the kinds that the population has."""
+    parts, records = parts_of_population(population), {}
+    votes = [_single(part.frame, name) for part in parts]
+    for kind, changed in CHANGED.items():
+        value, error, pairs = agreement(parts, votes, changed)
+        if pairs:
+            records[kind] = Record(value, *_ends(value, error), pairs)
+    return records
 
 
 def vote_on_the_other(parts: Sequence[PairedNetworks], names: Sequence[str], kind: str) -> tuple[float, float, int]:

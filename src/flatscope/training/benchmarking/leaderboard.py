@@ -12,8 +12,8 @@ from typing import Any
 import pandas as pd
 
 from flatscope.charts import Bars
+from flatscope.comparing.records import DIFFERENCES, records_by_measure
 from flatscope.comparing.records import FILE as RECORDS_FILE
-from flatscope.comparing.records import records_by_measure
 from flatscope.context import Context
 from flatscope.disk import write_whole, write_with_sum
 from flatscope.errors import FlatscopeError, InputError, refuse_unknown
@@ -27,7 +27,7 @@ from flatscope.problem import Problem
 from flatscope.progress import progress
 from flatscope.registry import Value, declarations, select
 from flatscope.result import Result, checked_columns
-from flatscope.training.benchmarking.differences import by_difference
+from flatscope.training.benchmarking.differences import by_difference, records_on
 from flatscope.training.benchmarking.recipe import (
     EMBEDDED,
     RESCALED,
@@ -232,7 +232,7 @@ def benchmark(
     train(rows, kept, workers=workers)
     joined = population.assign(**_values(own, population, kept))
     frames = [score_all(joined, own), _scored(population, beside).to_frame()]
-    meta = summary(population) | {"own": sorted(own), "version": __version__}
+    meta = summary(population) | {"own": sorted(own), "pairs": _pairs(joined, own), "version": __version__}
     return Leaderboard(pd.concat(frames, ignore_index=True), meta)
 
 
@@ -261,8 +261,17 @@ def _on_embedded(
     beside = {entry.name: entry.function for entry in select(named or None) if entry.name not in own}
     joined = population.assign(**_values({**own, **beside}, population, kept))
     scores = score_all(with_controls(joined), [*own, *beside, ORACLE, CHANCE])
-    meta = summary(population) | {"own": sorted(own), "data": data, "version": __version__}
+    meta = summary(population) | {"own": sorted(own), "pairs": _pairs(joined, own), "data": data}
+    meta["version"] = __version__
     return Leaderboard(scores, meta)
+
+
+def _pairs(joined: pd.DataFrame, own: Iterable[str]) -> dict[str, str]:
+    """{function: how it ranked pairs, in words, by what they differ in}."""
+    return {
+        name: "; ".join(f"{DIFFERENCES[kind]}: {record.words}" for kind, record in records_on(joined, name).items())
+        for name in own
+    }
 
 
 def _is_own(given: str | Function) -> bool:
