@@ -186,6 +186,19 @@ def test_the_decision_is_that_of_somebody_who_knows(name: str) -> None:
     assert again.decision == found.decision
 
 
+def test_held_out_data_decide_and_a_slope_is_a_caution_about_flatness_alone() -> None:
+    x, y = clouds(60, seed=3)
+    noisy = x, y[:, None].double() + NOTHING[:60] / 2
+    networks = {name: train(noisy, steps, width=64, loss="mse") for name, steps in (("few", 30), ("many", 3000))}
+    found = fs.compare(networks, noisy, NAMES[:2], test=scaled(MORE), loss="mse")
+    assert found.networks["few"].on_a_slope
+    assert found.decision == Decision("keep", ("few",), found.decision.sentence), "training on raised the test loss"
+    assert "train on" not in found.headline.lower()
+    assert "not at a minimum: its flatness numbers describe where training stopped" in found.headline
+    assert "not tried on regression" in found.headline
+    assert "of 100 pairs" not in found.headline
+
+
 def decided(wrong: list[int]) -> Decision:
     """The decision between networks n0, n1, … that misclassify so many of 400 test samples."""
     nan = float("nan")

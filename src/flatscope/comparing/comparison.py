@@ -13,7 +13,7 @@ import pandas as pd
 
 from flatscope.charts import Bars
 from flatscope.comparing import rankings
-from flatscope.comparing.decision import Decision, decide, worth_words
+from flatscope.comparing.decision import UNTRIED, Decision, decide, listed, worth_words
 from flatscope.comparing.held_out import HeldOut, unpaired
 from flatscope.comparing.records import difference_of, records_by_measure
 from flatscope.comparing.verdicts import (
@@ -151,8 +151,10 @@ class Comparison(Result):
         steep = [name for name in self.distinct if self.networks[name].on_a_slope]
         if not steep or found.code == "one function":
             return found
-        who = "None of them is" if len(steep) == len(self.distinct) else f"{', '.join(steep)}: not"
-        return replace(found, sentence=f"{who} at a minimum: train on before flatness decides. {found.sentence}")
+        who = f"{listed(steep)} {'is' if len(steep) == 1 else 'are'} not"
+        who = "None of them is" if len(steep) == len(self.distinct) else who
+        caution = f"{'its' if len(steep) == 1 else 'their'} flatness numbers describe where training stopped"
+        return replace(found, sentence=f"{who} at a minimum: {caution}. {found.sentence}")
 
     def moved_between_copies(self) -> list[str]:
         """Measures that differ between networks that are the same function: they mean nothing for the ranking."""
@@ -258,7 +260,8 @@ class Comparison(Result):
         lines = [str(self.decision)]
         if len(self.distinct) > 1:
             names = [self._quantities[label].measure for label in self.counting]
-            lines += [str(self.conclusion), worth_words(self.difference, names)]
+            classes = not any(math.isnan(self.networks[name].error) for name in self.distinct)
+            lines += [str(self.conclusion), worth_words(self.difference, names) if classes else UNTRIED]
         return [*lines, *(remark for remark in self.warnings() if remark.code in FIRST_REMARKS)]
 
     def summary(self) -> str:
