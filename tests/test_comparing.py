@@ -401,6 +401,23 @@ def test_batches_of_one_or_two_samples_are_compared(n: int, size: int) -> None:
     assert [(pair.samples, pair.around) for pair in again.same_function] == [(n, True)]
 
 
+class Bent(nn.Linear):
+    """Linear up to entries of 5 and bent beyond, where no sample is."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + (x.abs().amax(1, keepdim=True) - 5).relu()
+
+
+@pytest.mark.parametrize("size", [1, 2, 16])
+def test_networks_that_differ_far_from_the_samples_alone_are_told_apart(size: int) -> None:
+    torch.manual_seed(0)
+    straight, bent = nn.Linear(3, 2), Bent(3, 2)
+    bent.load_state_dict(straight.state_dict())
+    samples = TensorDataset(torch.randn(16, 3).clamp(-2, 2), torch.arange(16) % 2)
+    loader = DataLoader(samples, batch_size=size)
+    assert fs.compare({"straight": straight, "bent": bent}, loader, names=["l2_norm"]).same_function == []
+
+
 def test_outputs_that_are_no_numbers_are_not_the_same_function(data: Data) -> None:
     from flatscope.comparing.running import find_copies
 

@@ -28,7 +28,7 @@ from flatscope.cli.run_population import read_looks
 from flatscope.decisions.allocation import Allocation
 from flatscope.disk import MOST_TEXT, read_file, whole_file, write_with_sum
 from flatscope.errors import InputError, WeightsError
-from flatscope.files import foreign_parquet, frame_bytes, from_npz_bytes, parquet_metadata
+from flatscope.files import file_digest, foreign_parquet, frame_bytes, from_npz_bytes, parquet_metadata
 from flatscope.formatting import printable
 from flatscope.inputs.weight_files import read_weights
 from flatscope.training.sweeps.configuration import Sweep, read_toml
@@ -125,6 +125,31 @@ def test_every_flipped_byte_of_an_exported_table_is_noticed(ending: str, tmp_pat
         except InputError:
             continue
         pd.testing.assert_frame_equal(found, right)
+
+
+@pytest.mark.parametrize("kind", ["one", "population"])
+def test_every_csv_file_of_a_training_has_its_checksum(kind: str, tmp_path: Path, run: Run) -> None:
+    words = [
+        "--model",
+        "mlp",
+        "--model-option",
+        "widths=64,8,10",
+        "--data",
+        "digits",
+        "--train-size",
+        "40",
+        "--epochs",
+        "1",
+    ]
+    if kind == "population":
+        words = ["--population", Path(__file__).parent.parent / "examples" / "population.toml"]
+    outcome = run("train", *words, "--out", tmp_path / "run")
+    assert outcome.code == 0, outcome.err
+    written = sorted((tmp_path / "run").rglob("*.csv"))
+    assert written
+    for path in written:
+        beside = path.with_name(f"{path.name}.b2sum").read_text().split()
+        assert beside == [file_digest(path), path.name]
 
 
 FORMULAS = ["=1+1", "@SUM(1+1)", "+1+1", "-1+1", '=HYPERLINK("http://a","b")', "\t=1", "\r=1", "'=1", "a,=1"]
