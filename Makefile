@@ -19,7 +19,8 @@ $(STAMP): pyproject.toml constraints.txt
 	touch $(STAMP)
 
 # What only the tests need: a cluster, two trainers, two trackers, a browser client, models. timm asks for torchvision, which
-# could bring another torch; its models need neither it nor anything that is not here, so it comes alone, and is not missed.
+# could bring another torch; its models need neither it nor anything that is not here, so it comes alone, and the
+# tests do not miss it. `import timm` by itself does: $(BIN)/pip install -c constraints.txt torchvision brings the one that fits.
 $(DEV): $(STAMP)
 	$(PIP) -e '.[ray,live,dev]'
 	$(PIP) --no-deps timm || echo "timm could not be installed: the tests on its models will skip" >&2

@@ -92,7 +92,7 @@ def test_weights_and_biases_gets_what_was_measured(
 
 def test_a_missing_package_is_named(table: fs.Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(fs.InputError, match=r"tensorboard.*flatscope\[live\]"):
+    with pytest.raises(fs.InputError, match=r"pip install tensorboard.*'\.\[live\]'"):
         write_tensorboard(table, tmp_path, 0)
     with pytest.raises(fs.InputError, match="mlflow"):
         write_mlflow(table, 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import doctest
+import re
 from pathlib import Path
 
 import pytest
@@ -23,3 +24,11 @@ def test_every_file_has_a_place_in_the_reading_order(folder: str) -> None:
     names = {path.name for path in (SOURCE / folder).glob("*.py")} - {"__init__.py"}
     missing = {name for name in names if name not in text}
     assert not missing
+
+
+def test_nobody_is_told_to_install_what_no_registry_has() -> None:
+    root = Path(__file__).parents[1]
+    pages = [root / "README.md", *sorted((root / "docs").rglob("*.md"))]
+    told = [str(page) for page in pages if re.search(r"pip install\b[^\n`]*\bflatscope\b", page.read_text("utf-8"))]
+    assert told == []
+    assert "pip install ." in (root / "docs" / "install.md").read_text("utf-8")

@@ -295,7 +295,7 @@ def _retrieve(file: Download, url: str, folder: Path, advance: Advance) -> Path:
         import pooch
         import requests  # pooch's own dependency
     except ImportError as error:
-        fix = "Install it: pip install flatscope[data]"
+        fix = "Install it: pip install pooch"
         raise InputError("the package pooch, to download with", "none", file.name, fix) from error
     pooch.get_logger().setLevel("WARNING")  # its note on every file would run through our progress bar
 

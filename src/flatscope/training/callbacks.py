@@ -331,7 +331,7 @@ def _first_of(names: tuple[str, ...], package: str) -> Any:
     for name in names:
         if importlib.util.find_spec(name.partition(".")[0]) is not None:
             return importlib.import_module(name)
-    fix = "Run pip install wandb" if package == "wandb" else 'Run pip install "flatscope[live]"'
+    fix = f"Run pip install {package}; pip install '.[live]' in a clone brings all that a recorder can write to"
     raise InputError(f"the package {package}", "none installed", where="flatscope.training.callbacks", fix=fix)
 
 

@@ -41,7 +41,7 @@ def _import_ray() -> Any:
     try:
         import ray
     except ImportError as error:
-        fix = "pip install 'flatscope[ray]', or take engine='local'"
+        fix = "pip install ray, or take engine='local'"
         raise InputError("the package ray", "a machine without it", "sweep, engine='ray'", fix) from error
     return ray
 
