@@ -52,7 +52,7 @@ def table_headline(frame: pd.DataFrame, meta: Meta) -> list[str]:
         "unknown": "" if words == NOT_LOOKED else f"Whether this is a minimum is not known: {words}.",
     }[level]
     if STANDING in meta and Standing.from_dict(meta[STANDING]).untrained:
-        unclear = "" if steep else "; where the data cannot be learned, this may yet be a minimum"
+        unclear = "" if steep or _downward(frame) else "; where the data cannot be learned, this may yet be a minimum"
         minimum = f"Not trained: {words}. {TRAIN_IT}{unclear}."
     cautions = [str(remark) for remark in meta.get("remarks", ()) if not str(remark).startswith("still on a")]
     lines = [minimum, _sentence(cautions[0]) if cautions else "", _fit(meta), _flatness(frame)]
