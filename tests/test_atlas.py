@@ -126,12 +126,14 @@ def test_a_level_takes_each_network_where_it_first_gets_there() -> None:
 
 
 def test_the_study_of_petzka_has_the_same_numbers() -> None:
-    """Figure 1 at paper scale: looks are kept to five digits, correlations were computed from all of them."""
+    """Figure 1 at paper scale: looks are kept to four digits, correlations were computed from all of them."""
     table = pd.read_csv(ROOT / "src/flatscope_papers/results/petzka2019-fig1/paper/table.csv", low_memory=False)
+    table = table[table["variant"] == "plain"]  # the other one looked at losses of mini-batches, on rounded images
     looks = table[(table["kind"] == "look") & (table["init"] != "wide_normal")]
     limits = {"train_loss": [0.1, 0.01]}
     found = fs.atlas(looks, ["kappa_trace/fc3", "rho/fc2"], by=["batch", "init"], levels=limits, resamples=200)
     then = table[(table["kind"] == "correlation") & (table["reading"] == "σ = 0.1") & (table["target"] == "gap")]
+    then = then[then["exclusion"] == "accuracy of at least 15 %"]  # the rule that every measure has
     ways = {
         "pearson": ("all networks", "pearson"), "spearman": ("all networks", "spearman"),
         "within_batch": ("within batch", "pearson"), "within_init": ("within init", "pearson"),
@@ -142,7 +144,7 @@ def test_the_study_of_petzka_has_the_same_numbers() -> None:
         for axis, word in (("epoch", "epoch"), ("train_loss", "loss")):
             for point in found.curve(measure, axis, scope, kind):
                 row = of_measure.loc[f"{word} {point.at:g}"]
-                assert point.value == pytest.approx(row[column], abs=2e-3)
+                assert point.value == pytest.approx(row[column], abs=4e-3)
                 assert point.n == row["networks"]
                 compared += 1
     assert compared == 2 * 4 * 27

@@ -129,7 +129,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "an even grid": (lambda: fs.landscape(problem(), grid=10), "odd number"),
     "the test part without any": (lambda: fs.landscape(problem(), part="test", grid=3), "test"),
     "more eigenvalues than weights": (lambda: fs.eigenpairs(problem(), top=1000), "between 1 and 43"),
-    "a layer by another name": (lambda: fs.eigenpairs(problem(), layer="fc1"), "Known: 0, 2"),
+    "a layer by another name": (lambda: fs.eigenpairs(problem(), layer="fc1"), "Known: 0, 0.bias"),
     "a symmetry by another name": (lambda: fs.audit(problem(), ["margin"], by="units"), "Did you mean unit"),
     "factors the wrong way round": (lambda: fs.rescale(net(), X, low=5, high=0.2), "low ≤ high"),
     "another matrix": (lambda: fs.diagonal(problem(), "fisher"), "empirical_fisher"),

@@ -259,3 +259,26 @@ def test_every_use_of_a_layer_counts() -> None:
     context = fs.Context(problem_of(Twice(None)))
     assert [(layer.name, layer.uses) for layer in context.network] == [("first", 2), ("last", 1)]
     assert not context.network.chain
+
+
+def test_a_tensor_that_is_asked_to_require_a_gradient_goes_on() -> None:
+    """`x.requires_grad_()` returns the tensor: what was computed before it reaches the outputs."""
+
+    class Energy(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(3, 4), nn.Linear(4, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            h = torch.tanh(self.first(x))
+            assert isinstance(h.requires_grad, bool)
+            return self.last(h.requires_grad_() if h.is_leaf else h.clone().requires_grad_(True))
+
+    torch.manual_seed(0)
+    model = Energy().double().eval()
+    x, y = torch.randn(9, 3, dtype=torch.float64), torch.arange(9) % 2
+    table = fs.measure(fs.Problem(model, train=(x, y)), ["layer_trace", "hessian_trace"])
+    plain = nn.Sequential(model.first, nn.Tanh(), model.last)
+    expected = fs.measure(fs.Problem(plain, train=(x, y)), ["layer_trace", "hessian_trace"])
+    assert table["hessian_trace"] == pytest.approx(expected["hessian_trace"], rel=1e-9)
+    assert list(table.layer("layer_trace").values()) == pytest.approx(list(expected.layer("layer_trace").values()))

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from flatscope.network.planned import planned
 from flatscope.network.program import NO_MEMORY, Program, ProgramRecorder, Slot
-from flatscope.network.watching import ABOUT, Operation, Rule, replay, tensors_in, with_tensors
+from flatscope.network.watching import Operation, Rule, is_question, replay, tensors_in, with_tensors
 from flatscope.params import Params, copied
 from flatscope.samples import Inputs, copies
 
@@ -146,7 +146,7 @@ class _Spoiling:
 
     def follow(self, op: Operation) -> Any:
         """Run one operation."""
-        if op.name in ABOUT:
+        if is_question(op):
             return op.run()
         self._at += 1
         given = op.tensors

@@ -18,7 +18,7 @@ from torch._C import DisableTorchFunction
 
 from flatscope.network.layer_uses import LayerUse, Names, layer_use
 from flatscope.network.products import LAYER_CALLS, masked_name
-from flatscope.network.watching import ABOUT, Operation, Rule, instances_in, is_in_place, place_of, replay
+from flatscope.network.watching import Operation, Rule, instances_in, is_in_place, is_question, place_of, replay
 from flatscope.params import Params
 from flatscope.samples import Inputs, axis_of_samples, output_tensor, parts_of, rows_of_inputs
 
@@ -202,7 +202,7 @@ class ProgramRecorder:
 
     def follow(self, op: Operation) -> Any:
         """Run one operation and record it; questions about shape or type are no steps."""
-        if op.name in ABOUT:
+        if is_question(op):
             return self._rule(op)
         with DisableTorchFunction():  # what is looked up here is no operation of the network
             args, kwargs = self._tree(op.args), self._tree(op.kwargs)  # as they are before one of them is written to

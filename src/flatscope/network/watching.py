@@ -165,6 +165,11 @@ def _plain_name(function: Callable[..., Any]) -> str:
     return _PLAIN_NAMES.get(name, name)
 
 
+def is_question(op: Operation) -> bool:
+    """True for an operation that asks for a shape, a type or the like; `requires_grad_` answers with a tensor."""
+    return op.name in ABOUT and op.function is not Tensor.requires_grad_
+
+
 def is_in_place(op: Operation) -> bool:
     """True for an operation that writes to its first argument, not for one that returns it as it is."""
     return writes_in_place(op.function)

@@ -18,7 +18,7 @@ from flatscope.network.expansions import EXPANSIONS
 from flatscope.network.liveness import Dead
 from flatscope.network.operations import TABLE
 from flatscope.network.products import PRODUCTS, Product, as_product, masked
-from flatscope.network.watching import ABOUT, Operation, Rule, is_in_place, tensors_in, watched, written_out
+from flatscope.network.watching import Operation, Rule, is_in_place, is_question, tensors_in, watched, written_out
 
 Key = tuple[Any, ...]
 
@@ -204,7 +204,7 @@ class Writer:
             return op.run()
 
     def _is_hidden(self, op: Operation, dead: Dead) -> bool:
-        if op.name in ABOUT:  # perhaps of what is dead
+        if is_question(op):  # perhaps of what is dead
             return True
         number, self._number = self._number, self._number + 1
         self._as_known &= number < len(dead.order) and dead.order[number] == op.name

@@ -41,7 +41,7 @@ def report_section(studies: Mapping[str, StudyResult], _: Colours) -> Part:
         "studies": studies,
         "anchors": {name: f"{study.name}-{study.scale}" for name, study in studies.items()},
         "papers": FOUR_PAPERS,
-        "shown_papers": {paper: capital(FOUR_PAPERS[paper]) for paper in order},
+        "shown_papers": {paper: capital(FOUR_PAPERS.get(paper, paper)) for paper in order},
         "shown_verdicts": {verdict: verdict for verdict in BADGES if any(count[verdict] for count in counts.values())},
         "badges": BADGES,
         "signs": SIGNS,
