@@ -189,3 +189,13 @@ def test_float32_networks_have_losses_to_float32() -> None:
     expected = torch_loss(model(X.float()), CLASSES).item()
     assert Context(problem).scores().loss == pytest.approx(expected, rel=1e-5)
     assert fs.measure(problem, "hessian_trace")["hessian_trace"] > 0
+
+
+@pytest.mark.parametrize(("loss", "said"), [(nn.L1Loss(), True), (nn.HuberLoss(), False), (nn.MSELoss(), False)])
+def test_a_loss_without_curvature_says_so(loss: nn.Module, said: bool) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1)).double()
+    x = torch.randn(8, 3, dtype=torch.float64)
+    table = fs.measure(fs.Problem(model, train=(x, model(x).detach() + 0.1 * x[:, :1]), loss=loss), "hessian_trace")
+    assert (table["hessian_trace"] == 0) == said
+    assert any("no curvature in the outputs" in remark for remark in table.meta.get("remarks", [])) == said

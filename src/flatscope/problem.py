@@ -16,7 +16,14 @@ import torch
 from torch import Tensor, nn
 
 from flatscope.errors import InputError, first_line, refuse_unless_whole
-from flatscope.first_batch import checked_outputs, failing_module, input_fix, refuse_failing_loss, refuse_hidden_uses
+from flatscope.first_batch import (
+    checked_outputs,
+    failing_module,
+    input_fix,
+    refuse_failing_loss,
+    refuse_hidden_uses,
+    straight_remarks,
+)
 from flatscope.guards import coarse_products, own_settings, running_model, untouched_randomness
 from flatscope.inspection import (
     always_probabilities,
@@ -170,6 +177,7 @@ class Problem:
             self.loss = in_double_where_possible(self.loss, outputs, self._probe("train")[1])
             doubts, numbered = self._doubts(outputs), self.classification and not self._one_hot
             strange = data_remarks(self.loss, numbered, looks, self.n_train)
+            strange = (*strange, *straight_remarks(self.loss, outputs, self._probe("train")[1]))
             parts = [self.train] if self.test is None else [self.train, self.test]
             self.ranks = agreeing_ranks(shard, parts, [*self.params.values(), *self.buffers.values()])
         self.initial = None if initial is None else initial_weights(initial, self.params)
