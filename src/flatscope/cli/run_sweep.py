@@ -68,7 +68,7 @@ def export_results(out: Path, store: str) -> None:
     """All results of a store as one table."""
     check_place(out, (".parquet", ".csv"))
     kept = Store(store)
-    if not len(kept.frame()) and not kept.damaged():
+    if not kept.damaged() and not len(kept.frame()):
         fix = "Name the folder that the sweep was run with: --store DIR"
         raise InputError("a store with finished trials", "none there", f"store {kept.root}", fix)
     kept.export(out)
