@@ -22,7 +22,7 @@ from flatscope.training.populations.population_frame import PopulationFrame
 
 VIEWS = [(width, scheme) for width in (1400, 768, 390) for scheme in ("light", "dark")]
 NOTHING: dict[str, list[str]] = {check: [] for check in ("collisions", "cut", "outside", "faint", "unnamed")}
-FIRST_PICTURE = 1500  # pixels from the top at which it must have ended
+FIRST_PICTURE = 1530  # pixels from the top at which it must have ended
 CHECKS = Path(__file__).with_name("report_layout.js").read_text()
 
 
