@@ -196,13 +196,23 @@ def settle(model: nn.Module, inputs: Inputs, run: Callable[[Inputs], Tensor]) ->
 
 STRAIGHT = (
     "the loss has no curvature in the outputs on the first samples (piecewise linear there, as an absolute error is): "
-    "traces, kappa and rho of these see none, whatever the network; a smooth loss, such as Huber's, has a meaning here"
+    "traces, kappa and rho see only the curvature of the network itself, which a ReLU network has none of, however "
+    "sharp it is; a smooth loss, such as Huber's, has a meaning here"
 )
 
 
+def log_probabilities(outputs: Tensor) -> bool:
+    """Whether the outputs of every sample are logarithms of probabilities that add up to one."""
+    totals = outputs.detach().double().logsumexp(-1)
+    return bool(totals.abs().max() <= 1e-3)
+
+
 def straight_remarks(loss: Loss, outputs: Tensor, targets: Tensor) -> list[str]:
-    """A remark for a loss of a user's own whose second derivatives in the outputs are all zero on these samples."""
-    if loss.kind != "own":
+    """A remark for a loss of a user's own whose second derivatives in the outputs are all zero on these samples.
+
+    None for a likelihood of log probabilities: its curvature lies in the log-softmax that the network ends with.
+    """
+    if loss.kind != "own" or (outputs.ndim > 1 and outputs.shape[-1] > 1 and log_probabilities(outputs)):
         return []
     with torch.enable_grad():
         at = outputs.detach().clone().requires_grad_()
