@@ -23,7 +23,7 @@ import flatscope as fs
 from flatscope.measures.lipschitz import rows_of
 from flatscope.measures.margins import from_log, order_statistic
 from flatscope.measures.path_norms import log_output_path_norms
-from flatscope.network.stretch_rules import LARGEST_DENSE, operator_norm
+from flatscope.network.singular_values import LARGEST_DENSE, operator_norm
 from flatscope.registry import declarations
 
 CPU = torch.device("cpu")

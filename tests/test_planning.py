@@ -9,12 +9,14 @@ import re
 import time
 import weakref
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from networks import mlp
 from rich.console import Console
+from scipy.sparse.linalg import LinearOperator
 from torch import Tensor, nn
 
 import flatscope as fs
@@ -22,6 +24,8 @@ from flatscope import measuring, planning, progress, registry
 from flatscope.context import Context, make_effort
 from flatscope.curvature.columns import column_sweep
 from flatscope.errors import NotApplicable
+from flatscope.measures.psi_flatness import path_coordinates
+from flatscope.network import singular_values
 from flatscope.planning import make_schedule, units
 from flatscope.registry import Declaration, Value, declarations, select
 from flatscope.training.sweeps.work import tables_of
@@ -89,7 +93,7 @@ def test_every_measure_and_bound_has_an_estimate() -> None:
     for kind in ("measure", "bound"):
         for entry in declarations(kind).values():
             assert units(entry, 9) >= 0
-            assert set(entry.typical or {}) <= {*planning.WEIGHTS, *planning.SHARED, "column", "sample"}
+            assert set(entry.typical or {}) <= {*planning.WEIGHTS, *planning.SHARED, "column", "output", "sample"}
     by_cost = {entry.name: units(entry, 9) for entry in declarations().values()}
     assert by_cost["parameter_count"] == 0
     assert by_cost["expected_flatness"] > by_cost["functional_margin"]
@@ -206,6 +210,90 @@ def test_compare_says_in_time_that_a_budget_is_too_short_for_the_losses(clock: C
     with pytest.raises(fs.InputError, match="time for the losses of all networks on 40 samples"):
         fs.compare(problems, names=["l2_norm"], budget=1.0)
     assert time.monotonic() - begun < 2.5
+
+
+def test_compare_knows_all_losses_before_it_takes_a_gradient(clock: Clock) -> None:
+    problems = [batches(slow_problem(clock, 0.04, n=40), 4) for _ in range(2)]  # 0.4 s a pass
+    begun = time.monotonic()
+    found = fs.compare(problems, names=["l2_norm"], budget=1.2)
+    assert time.monotonic() - begun < 1.5 * 1.2 + 1
+    assert all(math.isfinite(stands.loss) and math.isnan(stands.gradient_norm) for stands in found.networks.values())
+    assert math.isfinite(fs.compare(problems, names=["l2_norm"], budget=40).networks["network 1"].gradient_norm)
+
+
+def test_compare_says_in_time_that_a_budget_is_too_short_for_the_search_for_copies(clock: Clock) -> None:
+    problems = [batches(slow_problem(clock, 0.0, n=40), 4) for _ in range(6)]
+    for problem in problems:
+        problem.model.always, problem.model.seconds = True, 0.015  # samples with noise come one by one
+    begun = time.monotonic()
+    with pytest.raises(fs.InputError, match="to see which are one function"):
+        fs.compare(problems, names=["l2_norm"], budget=1.0)
+    assert time.monotonic() - begun < 2.5
+
+
+@pytest.mark.usefixtures("_forget")
+def test_what_is_taken_over_a_budget_does_not_grow_with_the_networks_compared(clock: Clock) -> None:
+    def slow(ctx: Context) -> Value:
+        clock.now += 0.2
+        return Value(1.0)
+
+    names = ["slow_weights", "more_weights"]
+    for name in names:
+        declare(name, slow, cost="light")
+    problems = [slow_problem(clock, 0.0) for _ in range(20)]
+    begun = time.monotonic()
+    found = fs.compare(problems, names=names, budget=1.0)
+    assert time.monotonic() - begun < 1.5 * 1.0 + 1
+    reasons = [found.tables[name].reason("slow_weights") for name in found.names]
+    assert reasons[0] == ""
+    assert reasons[-1] == "not begun: the time was up"
+
+
+def test_a_pass_for_each_class_is_priced_by_all_classes_and_ends_in_time(clock: Clock) -> None:
+    entry = declarations()["local_linear_margin"]
+    assert units(entry, columns=64, outputs=10_000) > 100 * units(entry, columns=64)
+    problem = slow_problem(clock, 0.02, classes=200)
+    schedule = make_schedule(Context(problem, effort=make_effort(budget=60)), [entry])
+    assert schedule.columns < 199
+    assert schedule.units == units(entry, columns=199)
+    with pytest.raises(NotApplicable, match="time was up"):
+        entry.function(Context(problem, effort=make_effort(budget=0.5)))
+    assert clock.now < 1000 + 1.5
+    half = batches(slow_problem(clock, 0.02, classes=10), 20)  # 20 forward passes of 0.02 s in all
+    result = entry.function(Context(half, effort=make_effort(budget=0.3)))
+    assert result.reason == "the first 20 of 40 samples: the time was up"
+    assert len(result.value) == 20
+
+
+def test_path_coordinates_are_given_up_between_their_parts(clock: Clock) -> None:
+    problem, entry = slow_problem(clock, 0.0), declarations()["psi_balance"]
+    for function in (entry.function, path_coordinates):
+        ctx = Context(problem, effort=make_effort(budget=5))
+        options = {} if function is entry.function else {"rule": "max_product"}
+        function(ctx, **options)
+        ctx.effort = replace(ctx.effort, end=clock.now - 1)
+        with pytest.raises(NotApplicable, match="time was up"):
+            function(ctx, **options)
+
+
+def test_a_search_for_a_norm_is_given_up_between_products(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    side = singular_values.LARGEST_DENSE + 10
+
+    def slow_operator(shape: tuple[int, int], matvec: Any, dtype: Any) -> LinearOperator:
+        def product(vector: Any) -> Any:
+            clock.now += 0.5
+            return matvec(vector)
+
+        return LinearOperator(shape, matvec=product, dtype=dtype)
+
+    model = nn.Sequential(nn.Linear(side, side), nn.ReLU(), nn.Linear(side, 3))
+    problem = fs.Problem(model, (torch.randn(6, side), torch.arange(6) % 3))
+    monkeypatch.setattr(singular_values, "LinearOperator", slow_operator)
+    for reshape in (False, True):
+        begun = time.monotonic()
+        table = fs.measure(problem, ["spectral_norm"], budget=2, options={"spectral_norm": {"reshape": reshape}})
+        assert "the time was up" in table.reason("spectral_norm")
+        assert time.monotonic() - begun < 1.5 * 2 + 1
 
 
 @pytest.mark.parametrize("budget", [3.0, 8.0])

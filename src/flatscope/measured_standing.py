@@ -15,13 +15,16 @@ from flatscope.problem import Problem
 from flatscope.standing import Standing
 
 
-def standing_of(context: Context, folded: Problem | None = None, *, descends: bool = True) -> Standing:
+def standing_of(
+    context: Context, folded: Problem | None = None, *, descends: bool = True, differentiates: bool = True
+) -> Standing:
     """Where the network of a context stands: its size, its losses and errors, whether it can be rescaled.
 
     Args:
         context: the network as given.
         folded: the same network without BatchNorm, where it has any.
         descends: whether to look how far the loss falls down the gradient: some ten forward passes.
+        differentiates: whether there is time for a gradient; without one nothing is said about a minimum.
     """
     problem, plainer = context.problem, folded or context.problem
     with own_settings(problem.generators):
@@ -40,9 +43,9 @@ def standing_of(context: Context, folded: Problem | None = None, *, descends: bo
         test_loss=math.nan if test is None else test.loss,
         test_error=math.nan if test is None or not classes else test.error,
         rescalable=rescalable,
-        gradient_norm=math.nan if _is_over(context) else gradient_norm(context),
+        gradient_norm=gradient_norm(context) if differentiates and not _is_over(context) else math.nan,
         n_test=0 if problem.test is None else problem.test.n,
-        **(_descended(context) if descends else {}),
+        **(_descended(context) if descends and differentiates else {}),
     )
 
 

@@ -30,7 +30,12 @@ def expected(entry: Declaration) -> Mapping[str, float]:
 
 
 def units(
-    entry: Declaration, columns: int, paid: set[str] | None = None, n: int = 1, sweep: float | None = None
+    entry: Declaration,
+    columns: int,
+    paid: set[str] | None = None,
+    n: int = 1,
+    sweep: float | None = None,
+    outputs: int | None = None,
 ) -> float:
     """Estimated cost of a measure or bound, in forward passes over the training data.
 
@@ -40,9 +45,11 @@ def units(
         paid: shared work that is done already.
         n: number of training samples.
         sweep: passes of a sweep, where the route says it; else those of its columns.
+        outputs: of the network, where columns are drawn of fewer.
     """
     swept = 1 + COLUMN * columns if sweep is None else sweep
     weights = WEIGHTS | {"sweep": swept, "column": COLUMN * columns, "gradient": 2.0, "sample": 1 / n}
+    weights["output"] = COLUMN * (columns if outputs is None else outputs)
     return sum(weights[kind] * number for kind, number in expected(entry).items() if kind not in (paid or ()))
 
 
@@ -68,10 +75,11 @@ class Schedule:
     left_out: tuple[str, ...] = ()  # names of those that nobody asked for
     sweep: float | None = None  # passes of a sweep by the route, where that was asked
     hessian: bool = True  # whether the curvature is that of the Hessian itself
+    outputs: int | None = None  # of the network, where columns are drawn of fewer
 
     def cost(self, entry: Declaration, paid: set[str]) -> float:
         """Estimated forward passes over the training data for a measure, where so much is paid for already."""
-        return units(entry, self.columns, paid, self.samples, self.sweep)
+        return units(entry, self.columns, paid, self.samples, self.sweep, self.outputs)
 
     @property
     def units(self) -> float:
@@ -120,14 +128,14 @@ def make_schedule(
         timed: whether to time a pass, without a budget as well.
     """
     budget = ctx.effort.deadline is not None
-    columns, n = max(1, ctx.problem.n_outputs - 1), ctx.problem.n_train
+    outputs = columns = max(1, ctx.problem.n_outputs - 1)
+    n = ctx.problem.n_train
     if sampled := ctx.effort.precision > 0 and columns > ctx.effort.limits.usual_draws:
         columns = ctx.effort.limits.usual_draws
-    ordered = sorted(chosen, key=lambda entry: units(entry, columns, n=n)) if budget else chosen
+    ordered = sorted(chosen, key=lambda entry: units(entry, columns, n=n, outputs=outputs)) if budget else chosen
     seconds = (ctx.cached if budget or timed else ctx.value_of)(seconds_of_a_pass)
-    return Schedule(
-        tuple(ordered), columns, n, sampled, seconds, tuple(left_out), hessian=ctx.effort.curvature == "hessian"
-    )
+    hessian = ctx.effort.curvature == "hessian"
+    return Schedule(tuple(ordered), columns, n, sampled, seconds, tuple(left_out), hessian=hessian, outputs=outputs)
 
 
 def seconds_of_a_pass(ctx: Context) -> float:

@@ -138,8 +138,8 @@ class Facts:
     # the most passes over the data, by kind, with default options; None if it depends on the data
     passes: Mapping[str, float] | None = None
     # what it usually takes, where that is not `passes`, for plans: passes by kind, or a "sweep" of all columns and the
-    # "gradient", which measures share, a "column" pass of each output that is its own, or a forward pass of one
-    # "sample" where their number does not grow with the data
+    # "gradient", which measures share, a "column" pass of each output that is its own and may be drawn, one of each
+    # "output" where none is, or a forward pass of one "sample" where their number does not grow with the data
     typical: Mapping[str, float] | None = None
     exact: bool = True  # whether the value has no estimator error
     on_folded: bool = False  # whether BatchNorm is folded into the layers first

@@ -8,7 +8,9 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -43,6 +45,9 @@ FARTHER = 10  # by which they may differ more where nobody measures them: around
 NOISE = (0.3, 1.0, 3.0, 10.0)  # sizes around the samples, in standard deviations of their entries
 MOST_SAMPLES = 2_000
 OTHERWISE = "written otherwise"
+NO_TIME = "not begun: the time was up"
+# What a gradient takes, and the looks for copies of one network with another, in passes over the samples.
+GRADIENT_PASSES, COPY_PASSES = 4, 2
 _SAME_PATH = 1e-4  # relative: a path value is a product and quotient of as many stored weights as there are layers
 Networks = Mapping[str, "Problem | nn.Module"] | Sequence["Problem | nn.Module"]
 
@@ -104,18 +109,22 @@ def compare(
     folded = {name: _without_batchnorm(problem) for name, problem in problems.items()}
     contexts = {name: Context(problem, seed=seed, effort=whole) for name, problem in problems.items()}
     standings = _standings(contexts, folded, whole)
-    copies, tables, stopped = find_copies(folded, tolerance, problems), {}, ""
+    with _in_time(whole, problems):
+        alone = all(problem.ranks.size == 1 for problem in problems.values())  # others would wait for one that gives up
+        copies = find_copies(folded, tolerance, problems, partial(_give_up, whole) if alone else None)
+    tables: dict[str, Table] = {}
+    stopped = ""
     distinct = [name for name in problems if name not in {pair.second for pair in copies}]
     tests = held_out(contexts, standings, distinct)
     with progress("Comparing", total=len(problems), lines=True) as advance:
         for number, (name, problem) in enumerate(problems.items(), 1):
             advance(0, note=f"{name} ({number} of {len(problems)})", coming=1)
-            share = None if whole.end is None else max(whole.end - time.monotonic(), 1e-3) / len(contexts)
+            effort = _share(whole, len(contexts))
             context = contexts.pop(name)
-            context.effort = make_effort(precision, share, memory, curvature)
+            context.effort = effort
             try:
-                if stopped:
-                    tables[name] = Table([row for entry in chosen for row in not_done(context, entry, INTERRUPTED, {})])
+                if reason := INTERRUPTED if stopped else NO_TIME if problem.ranks.anywhere(_is_over(whole)) else "":
+                    tables[name] = Table([row for entry in chosen for row in not_done(context, entry, reason, {})])
                 else:
                     tables[name] = measure(problem, [entry.name for entry in chosen], options=options, context=context)
             except Interrupted as stop:
@@ -145,15 +154,57 @@ def compare(
 
 
 def _standings(contexts: Mapping[str, Context], folded: Mapping[str, Problem], effort: Effort) -> dict[str, Standing]:
-    """Where every network stands: without losses nothing can be compared."""
+    """Where every network stands: without losses nothing can be compared, so these come first.
+
+    A gradient is only taken where the time is expected to suffice for it and for the copies that are looked for next.
+    """
+    problems, found = {name: context.problem for name, context in contexts.items()}, {}
+    with _in_time(effort, problems):
+        begun = time.monotonic()
+        for context in contexts.values():
+            with own_settings(context.problem.generators):
+                for part in ("train",) if context.problem.test is None else ("train", "test"):
+                    context.scores(part)
+        passing = (time.monotonic() - begun) / len(contexts)
+        needed = passing * (GRADIENT_PASSES + COPY_PASSES * len(contexts))
+        for name, context in contexts.items():
+            enough = effort.end is None or time.monotonic() + needed < effort.end
+            enough = enough or context.problem.ranks.size > 1
+            found[name] = standing_of(context, folded[name], differentiates=enough)
+    return found
+
+
+@contextmanager
+def _in_time(effort: Effort, problems: Mapping[str, Problem]) -> Iterator[None]:
+    """Say that the budget is too short, where that is why something could not be done that every comparison needs."""
     try:
-        return {name: standing_of(context, folded[name]) for name, context in contexts.items()}
+        yield
     except NotApplicable as problem:
-        if effort.last is None or time.monotonic() < effort.last:
+        if not _is_over(effort):
             raise
-        n = next(iter(contexts.values())).problem.n_train
+        n = next(iter(problems.values())).n_train
+        expected = f"time for the losses of all networks on {n:,} samples, and to see which are one function"
         got, fix = "a budget that ended before", "Give it more time, or fewer samples"
-        raise InputError(f"time for the losses of all networks on {n:,} samples", got, "compare", fix) from problem
+        raise InputError(expected, got, "compare", fix) from problem
+
+
+def _is_over(effort: Effort) -> bool:
+    """Whether the time of the whole comparison is up, with what may be taken over it."""
+    return effort.last is not None and time.monotonic() > effort.last
+
+
+def _give_up(effort: Effort) -> None:
+    if _is_over(effort):
+        raise NotApplicable("the time was up before it was done")
+
+
+def _share(whole: Effort, networks: int) -> Effort:
+    """The effort for the next of so many networks: an equal share of the time that is left, none past the whole."""
+    if whole.end is None or whole.last is None:
+        return whole
+    share = max(whole.end - time.monotonic(), 1e-3) / networks
+    effort = make_effort(whole.precision, share, whole.memory, whole.curvature)
+    return replace(effort, last=min(effort.last or whole.last, whole.last))
 
 
 def _problems(networks: Networks, data: Any, test: Any, loss: str | PerSample) -> dict[str, Problem]:
@@ -221,7 +272,10 @@ def _without_batchnorm(problem: Problem) -> Problem:
 
 
 def find_copies(
-    problems: Mapping[str, Problem], tolerance: float = TOLERANCE, given: Mapping[str, Problem] | None = None
+    problems: Mapping[str, Problem],
+    tolerance: float = TOLERANCE,
+    given: Mapping[str, Problem] | None = None,
+    check: Callable[[], None] | None = None,
 ) -> list[SameFunction]:
     """Pairs of networks whose outputs agree on the training samples, up to 2,000 of them, and with noise around them.
 
@@ -229,6 +283,7 @@ def find_copies(
         problems: the networks by name, without BatchNorm and in float64, on the same data.
         tolerance: largest difference of the outputs, relative to the largest output; ten times that around the samples.
         given: the networks as they came, with BatchNorm where they have it.
+        check: called before every pass; raises where there is no time for it.
     """
     at, around = _Gaps(problems), {size: _Gaps(problems) for size in NOISE}
     reader, generator, samples = next(iter(problems.values())), torch.Generator().manual_seed(0), 0
@@ -236,10 +291,14 @@ def find_copies(
     with own_settings(reader.generators), torch.no_grad():
         # The batches of one of them for all: loaders that shuffle would give every network another order.
         for inputs, targets in reader.batches():
+            if check is not None:
+                check()
             at.add(inputs)
             for first, (size, gaps) in enumerate(around.items()):
                 some = rows_of_inputs(inputs, torch.arange(len(targets))[(first - samples) % len(NOISE) :: len(NOISE)])
                 if any(part.is_floating_point() for part in parts_of(some)):
+                    if check is not None:
+                        check()
                     noisy = partial(_with_noise, size=size, generator=generator)
                     gaps.add(each_part(some, noisy), skip=True)
             samples += len(targets)

@@ -25,10 +25,12 @@ from flatscope.network.layer_uses import LayerRecorder, LayerUse
 from flatscope.network.layers import Layer
 from flatscope.network.operations import TABLE
 from flatscope.network.products import LAYER_CALLS
-from flatscope.network.stretch_rules import Stretches, entrywise, matrix_norm, operator_norm
+from flatscope.network.singular_values import Check, matrix_norm, operator_norm
+from flatscope.network.stretch_rules import Stretches, entrywise
 from flatscope.network.watching import Operation, Rule, is_in_place, replay, tensors_in
 from flatscope.registry import PATH_SYMMETRIES, Value, measure
 from flatscope.samples import Inputs, output_tensor, parts_of
+from flatscope.stopping import end_in_time
 
 _of_distances = partial(measure, paper="neyshabur2017", equation="Section 2.3", on_folded=True)
 
@@ -118,7 +120,7 @@ class Constants(Stretches):
 
     def __init__(self, ctx: Context, inputs: Inputs) -> None:
         self.ctx, self.inputs = ctx, free_inputs(inputs)
-        super().__init__(list(parts_of(self.inputs)))
+        super().__init__(list(parts_of(self.inputs)), partial(end_in_time, ctx))
         self.jumps = Jumps(self._known, "no Lipschitz constant")
         self._params = {name: value.detach() for name, value in ctx.params.items()}
         self._layers = {id(self._params[layer.weight]): layer.name for layer in ctx.network if layer.uses == 1}
@@ -173,11 +175,12 @@ class Constants(Stretches):
         if name is not None:
             return self.ctx.cached(layer_norms)[name]
         if op.name == "linear":
-            return matrix_norm(weight)
+            return matrix_norm(weight, self.check)
         given = {**op.named(*LAYER_CALLS[op.name][1]), "bias": None}
         x, _ = given.pop("input"), given.pop("weight")
         shape = tuple(x.shape[x.ndim - weight.ndim + 1 :])
-        return operator_norm(lambda v: op.function(v, weight=weight.detach().to(v.dtype), **given), shape, x.device)
+        fixed = weight.detach()
+        return operator_norm(lambda v: op.function(v, weight=fixed.to(v.dtype), **given), shape, x.device, self.check)
 
 
 _FUNCTIONS: dict[str, tuple[Callable[..., Tensor], ...]] = {
@@ -211,15 +214,15 @@ def layer_norms(ctx: Context) -> dict[str, float]:
 
 
 def _layer_norm(ctx: Context, layer: Layer, calls: list[LayerUse[Tensor]]) -> float:
-    weight = ctx.params[layer.weight].detach().double()
+    weight, check = ctx.params[layer.weight].detach().double(), partial(end_in_time, ctx)
     if layer.kind in ("dense", "lookup"):
-        return matrix_norm(weight)
+        return matrix_norm(weight, check)
     if math.prod(weight.shape[2:]) == 1 and layer.kind == "conv":  # positions do not mix
-        return matrix_norm(weight.reshape(layer.groups, -1, weight.shape[1]))
+        return matrix_norm(weight.reshape(layer.groups, -1, weight.shape[1]), check)
     found = [(tuple(call.input.shape[call.input.ndim - weight.ndim + 1 :]), call.settings) for call in calls]
     uses = found or [(layer.input_shape, layer.settings)]
     largest = [use for use in uses if not any(_contains(other, use) for other in uses)]
-    return max(_norm_at(layer, weight, *use) for use in {str(use): use for use in largest}.values())
+    return max(_norm_at(layer, weight, *use, check) for use in {str(use): use for use in largest}.values())
 
 
 def _contains(other: tuple[tuple[int, ...], Any], use: tuple[tuple[int, ...], Any]) -> bool:
@@ -228,10 +231,10 @@ def _contains(other: tuple[tuple[int, ...], Any], use: tuple[tuple[int, ...], An
     return larger and other[0] != use[0] and other[1] == use[1]
 
 
-def _norm_at(layer: Layer, weight: Tensor, shape: tuple[int, ...], settings: Mapping[str, Any]) -> float:
+def _norm_at(layer: Layer, weight: Tensor, shape: tuple[int, ...], settings: Mapping[str, Any], check: Check) -> float:
     function, weights = _FUNCTIONS[layer.kind][weight.ndim - 3], {torch.float64: weight, torch.float32: weight.float()}
 
     def apply(x: Tensor) -> Tensor:
         return function(x, weights[x.dtype], None, **settings)
 
-    return operator_norm(apply, shape, weight.device)
+    return operator_norm(apply, shape, weight.device, check)

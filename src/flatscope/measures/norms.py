@@ -11,9 +11,11 @@ from flatscope.context import Context
 from flatscope.errors import InputError, NotApplicable
 from flatscope.measures.lipschitz import layer_norms, rows_of
 from flatscope.measures.margins import declare_with_margin, from_log
-from flatscope.network.stretch_rules import matrix_norm, safe_log
+from flatscope.network.singular_values import matrix_norm
+from flatscope.network.stretch_rules import safe_log
 from flatscope.params import count
 from flatscope.registry import LAYER_SYMMETRIES, SYMMETRIES, Value, measure
+from flatscope.stopping import end_in_time
 
 layer_norm = partial(
     measure,
@@ -89,7 +91,8 @@ def spectral_norm(ctx: Context, *, reshape: bool = False, log: bool = False) -> 
         log: give the natural logarithm instead.
     """
     if reshape:
-        return with_product(ctx, {layer.name: matrix_norm(rows_of(ctx, layer)) for layer in ctx.network}, log)
+        check = partial(end_in_time, ctx)
+        return with_product(ctx, {layer.name: matrix_norm(rows_of(ctx, layer), check) for layer in ctx.network}, log)
     return with_product(ctx, ctx.cached(layer_norms), log)
 
 

@@ -44,7 +44,7 @@ from flatscope.perturbation import (
 )
 from flatscope.registry import PATH_SYMMETRIES, Value, measure
 from flatscope.searching import begun, bracketed_rise, highest
-from flatscope.stopping import draw_until_precise, time_limit
+from flatscope.stopping import draw_until_precise, end_in_time, time_limit
 from flatscope.symmetries.basis_paths import PathCoordinates
 from flatscope.symmetries.path_certificate import ActivationCertificate
 
@@ -281,6 +281,7 @@ def psi_expected(
     symbol=r"\frac{\sup_i |v_i|}{\inf_i |v_i|}",
     equation="Theorem 5.1",
     passes={},
+    typical={"gradient": 1},  # which shows whether the paths are all that leads to the outputs
     conventions="all basis-path values, biases included; infinite if one of them is zero; where every unit has a free "
     "scale, scaling all outputs leaves it alone: in front of a wall values stay as they are",
 )
@@ -291,6 +292,7 @@ def psi_balance(ctx: Context, *, rule: str = "max_product") -> Value:
         rule: how the skeleton is chosen: "max_product", "cyclic" or "diagonal".
     """
     paths = ctx.cached(path_coordinates, rule=rule)
+    end_in_time(ctx)  # of millions of weights each part takes a second
     log, _ = paths.log_values()
     spread = float(log.max() - log.min())
     ratio = math.inf if spread > math.log(torch.finfo(torch.float64).max) else math.exp(spread)
@@ -336,7 +338,9 @@ def path_coordinates(ctx: Context, rule: str) -> PathCoordinates:
     if not graph.layers:
         fixed = "; here they read constants, such as the features of a fixed graph" if ctx.network.layers else ""
         raise NotApplicable(f"needs layers that read the samples{fixed}")
+    end_in_time(ctx)
     paths = PathCoordinates(graph, ctx.params, rule, held=frozen)
+    end_in_time(ctx)
     followed = [block.name for block in paths.blocks]
     with ctx.charged_to_nobody():
         lost = [name for name, slope in ctx.gradient().items() if name not in followed and bool(slope.any())]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,12 +16,12 @@ from flatscope.curvature.random_signs import Signs
 from flatscope.errors import NotApplicable, refuse_unless_whole
 from flatscope.limits import STANDARD
 from flatscope.network.layer_uses import LayerRecorder, LayerUse
-from flatscope.network.stretch_rules import matrix_norm
+from flatscope.network.singular_values import matrix_norm
 from flatscope.noise import wilson
 from flatscope.perturbation import checked_levels
 from flatscope.registry import FUNCTION_SYMMETRIES, Value, measure
 from flatscope.samples import Inputs, as_rows
-from flatscope.stopping import TIME_IS_UP, Sampler, out_of_time, sample_until
+from flatscope.stopping import TIME_IS_UP, Sampler, end_in_time, out_of_time, sample_until
 
 GAMMAS = (0, 0.05, 0.1, 0.2, 0.5, 1)
 NOISE_NUMBERS = 2**24  # held at once
@@ -235,7 +236,7 @@ def input_sensitivity(ctx: Context) -> Value:
                 refusal = refusal or _broken_identity(params[first.weight], gradients[0], gradients[1])
         norms.append(squares[0].sqrt())
         if not refusal and first is not None:
-            size = matrix_norm(params[first.weight]) if size is None else size
+            size = matrix_norm(params[first.weight], partial(end_in_time, ctx)) if size is None else size
             bounds.append(size * squares[1].sqrt())  # ‖s xᵀ‖_F / ‖x‖ = ‖s‖
     n, ranks = ctx.problem.n_train, ctx.problem.ranks
     ctx.count("forward", n)

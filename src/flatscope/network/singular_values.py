@@ -1,0 +1,127 @@
+"""The largest singular value of a matrix, and of a linear map that is known by what it does."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.sparse.linalg import ArpackError, ArpackNoConvergence, LinearOperator, eigsh
+from torch import Tensor
+
+Vector = np.ndarray[Any, Any]
+Product = Callable[[Vector], Vector]
+# What is called before every product of a search: it raises where there is no time for another.
+Check = Callable[[], None]
+
+LARGEST_DENSE = 512
+# Residual over eigenvalue: the relative error of the eigenvalue is at most that, and of the order of its square over
+# the relative gap to the next one. Top values often come in pairs (the two phases of a wave) that hardly differ: no
+# finer tolerance tells them apart within reasonable time, and it would not change the value.
+TOLERANCE = 1e-6
+# Where to start from is found in single precision, in which a convolution is several times faster, to as much as that
+# allows; from there few passes are left, with fewer vectors to keep between restarts.
+ROUGH_TOLERANCE = 1e-5
+ROUGH_BASIS, BASIS = 40, 10
+# Products with a matrix are cheap: the value has all digits of the singular value decomposition, and the search, which
+# starts anew from a random vector in double precision, takes a tenth of its time.
+MATRIX_TOLERANCE, MATRIX_BASIS = 1e-8, 20
+# Restarts, each of MATRIX_BASIS - 1 products at most, after which a decomposition is cheaper: it takes the time of
+# about a third as many products as the matrix has rows.
+RESTARTED_ROWS = 60
+
+
+def matrix_norm(matrix: Tensor, check: Check | None = None) -> float:
+    """Largest singular value of a matrix, or the largest over a stack of them.
+
+    Args:
+        matrix: (rows, columns), or (k, rows, columns).
+        check: called before every product of a search, and before a decomposition that takes long.
+    """
+    matrix = matrix.detach().double()
+    if min(matrix.shape[-2:]) <= LARGEST_DENSE or not bool(matrix.isfinite().all()):
+        return _decomposed(matrix)
+    return max(_searched(each, check) for each in matrix.reshape(-1, *matrix.shape[-2:]))
+
+
+def _decomposed(matrix: Tensor) -> float:
+    return float(torch.linalg.matrix_norm(matrix, ord=2).max())
+
+
+def _searched(matrix: Tensor, check: Check | None) -> float:
+    """The norm by Lanczos iterations on the smaller of AAᵀ and AᵀA; by decomposition where they do not end."""
+    size = float(matrix.abs().max())
+    if not size:
+        return 0.0
+    wide = (matrix if matrix.shape[0] <= matrix.shape[1] else matrix.T) / size  # squares neither overflow nor vanish
+    rows = len(wide)
+
+    def product(vector: Vector) -> Vector:
+        if check is not None:
+            check()
+        image: Vector = (wide @ (wide.T @ torch.from_numpy(vector).to(wide.device))).cpu().numpy()
+        return image
+
+    try:
+        top = _top_eigenpair(product, _start(rows), MATRIX_TOLERANCE, MATRIX_BASIS, max(10, rows // RESTARTED_ROWS))[0]
+    except ArpackNoConvergence:  # many singular values that hardly differ from the largest
+        if check is not None:
+            check()
+        return _decomposed(matrix)
+    return size * math.sqrt(max(top, 0.0))
+
+
+def operator_norm(
+    apply: Callable[[Tensor], Tensor], shape: tuple[int, ...], device: torch.device, check: Check | None = None
+) -> float:
+    """Largest singular value of a linear map of tensors (n, *shape), each sample by itself.
+
+    Small maps are written out; for large ones Lanczos iterations on AᵀA, whose transpose comes from backpropagation,
+    in single precision first and then to the end in double.
+
+    Args:
+        apply: the map, differentiable by torch, for float64 and float32.
+        shape: of one sample.
+        device: where to compute.
+        check: called before every product of a search.
+    """
+    n = math.prod(shape)
+    if n <= LARGEST_DENSE:
+        columns = torch.eye(n, dtype=torch.float64, device=device).reshape(n, *shape)
+        return matrix_norm(apply(columns).flatten(1))
+
+    def normal(vector: Vector) -> Vector:
+        if check is not None:
+            check()
+        x = torch.from_numpy(np.ascontiguousarray(vector)).reshape(1, *shape).to(device).requires_grad_()
+        with torch.enable_grad():
+            image = apply(x)
+            back = torch.autograd.grad(image, x, grad_outputs=image.detach())[0]
+        result: Vector = back.flatten().cpu().numpy()
+        return result
+
+    start = _start(n)
+    if not normal(start).any():
+        return 0.0
+    with suppress(ArpackError):  # out of the range of single precision, perhaps
+        rough = _top_eigenpair(normal, start.astype(np.float32), ROUGH_TOLERANCE, ROUGH_BASIS)[1].astype(np.float64)
+        start = rough if np.isfinite(rough).all() and rough.any() else start
+    return math.sqrt(max(_top_eigenpair(normal, start, TOLERANCE, BASIS)[0], 0.0))
+
+
+def _start(n: int) -> Vector:
+    """A random vector, always the same: the value does not depend on the seed of the measurement."""
+    start: Vector = torch.randn(n, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).numpy()
+    return start
+
+
+def _top_eigenpair(
+    product: Product, start: Vector, tolerance: float, basis: int, restarts: int | None = None
+) -> tuple[float, Vector]:
+    """Largest eigenvalue of a symmetric matrix known by its products, and its vector, in the precision of the start."""
+    matrix = LinearOperator((len(start), len(start)), matvec=product, dtype=start.dtype)
+    values, vectors = eigsh(matrix, k=1, which="LM", v0=start, tol=tolerance, ncv=basis, maxiter=restarts)
+    return float(values[0]), vectors[:, 0]
