@@ -25,7 +25,7 @@ from flatscope.errors import InputError
 from flatscope.files import from_parquet_bytes, parquet_bytes
 from flatscope.inputs.formats import read_npz
 from flatscope.inputs.weight_files import read_weights, save_weights
-from flatscope.landscapes.making import KeptRows, kept_directions
+from flatscope.landscapes.landscape_function import KeptRows, kept_directions
 from flatscope.reports.items import read_item
 from flatscope.result import Result, reading
 from flatscope.training.benchmarking.leaderboard import POPULATION_KEY

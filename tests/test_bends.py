@@ -26,10 +26,10 @@ from flatscope.curvature.operators import Hessian
 from flatscope.curvature.route import reached_at_curved_operations
 from flatscope.curvature.sweep import sweep_pass
 from flatscope.curvature.sweep_result import Curvature
-from flatscope.guards import own_settings
+from flatscope.isolation import own_settings
 from flatscope.limits import STANDARD
 from flatscope.network.expansions import attention_in_parts
-from flatscope.stopping import within_reach
+from flatscope.sampling import within_reach
 
 
 class Gated(nn.Module):

@@ -20,8 +20,8 @@ from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 from torch.utils.data import DataLoader, Dataset
 
 import flatscope as fs
-from flatscope.guards import callers_defaults, own_settings
 from flatscope.inputs.weight_files import load_weights, save_weights
+from flatscope.isolation import callers_defaults, own_settings
 
 X = torch.randn(12, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 Y = torch.arange(12) % 3

@@ -19,9 +19,9 @@ from flatscope.cli.app import app
 from flatscope.cli.run_measure import Fit, show_measured
 from flatscope.context import Context, make_effort
 from flatscope.inputs.loading import load
-from flatscope.measured_standing import standing_of
 from flatscope.registry import declarations
 from flatscope.reports.measured import MANY, captions
+from flatscope.summarising import summary_of
 
 WIDTHS = ["--model", "mlp", "--model-option", "widths=64,8,10", "--data", "digits", "--flatten", "--train-size", "60"]
 
@@ -63,7 +63,7 @@ def test_fit_and_gap_are_those_of_the_network(measured: tuple[fs.Table, Fit, Con
         outputs = model(x).detach()
         losses.append(float(torch.nn.functional.cross_entropy(outputs, y)))
         errors.append(float((outputs.argmax(1) != y).double().mean()))
-    found = fit.standing
+    found = fit.summary
     assert (found.loss, found.test_loss) == pytest.approx(losses, rel=1e-5)
     assert (found.error, found.test_error) == pytest.approx(errors)
     assert (fit.n_train, fit.n_test, found.parameters) == (60, 40, 64 * 8 + 8 + 80 + 10)
@@ -77,7 +77,7 @@ def test_the_summary_comes_first_and_fits_a_hundred_columns(
     assert max(map(len, text.splitlines())) <= 100
     head, _, rest = text.partition("measures by family")
     assert "60 training and 40 test samples, standardised; 610 parameters" in head
-    train, test = fit.standing.error, fit.standing.test_error
+    train, test = fit.summary.error, fit.summary.test_error
     assert f"{100 * train:.2f} %" in head
     assert f"{100 * (test - train):.2f} %" in head
     shown = [line.split()[0] for line in head.splitlines() if line.split() and line.split()[0] in captions()]
@@ -169,7 +169,7 @@ def test_remarks_on_core_values_stand_once_below_them(monkeypatch: pytest.Monkey
         optimizer.step()
     problem = fs.Problem(model.eval(), train=(x, y))
     context = Context(problem, effort=make_effort(curvature="gauss_newton"))
-    fit = Fit("mine", "as they are", 40, 0, standing_of(context))
+    fit = Fit("mine", "as they are", 40, 0, summary_of(context))
     text = printed(monkeypatch, fs.measure(problem, context=context), fit, width=80)
     below = " ".join(text.partition("l2_path_norm")[2].split())
     of_both, layers = "hessian_trace, hessian_max_eigenvalue", "kappa_trace_sum, rho_sum (1 of 2 layers)"
@@ -183,7 +183,7 @@ def test_remarks_on_core_values_stand_once_below_them(monkeypatch: pytest.Monkey
 def test_regression_without_test_data_has_a_loss_and_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.randn(20, 3)
     context = Context(fs.Problem(torch.nn.Linear(3, 1), train=(x, x.sum(1)), loss="mse"))
-    fit = Fit("mine", "as they are", 20, 0, standing_of(context))
+    fit = Fit("mine", "as they are", 20, 0, summary_of(context))
     text = printed(monkeypatch, fs.measure(context.problem, "parameter_count", context=context), fit)
     assert "20 training samples" in text
     assert "error" not in text

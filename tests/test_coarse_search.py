@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import flatscope as fs
 from flatscope.curvature.layer_products import LayerBlocks
 from flatscope.curvature.operators import CurvatureOperator
-from flatscope.guards import coarse_products, own_settings
+from flatscope.isolation import coarse_products, own_settings
 from flatscope.measures import weight_flatness
 
 NAMES = ["layer_max_eigenvalue", "hessian_max_eigenvalue", "hessian_min_eigenvalue"]

@@ -419,7 +419,7 @@ def test_networks_that_differ_far_from_the_samples_alone_are_told_apart(size: in
 
 
 def test_outputs_that_are_no_numbers_are_not_the_same_function(data: Data) -> None:
-    from flatscope.comparing.running import find_copies
+    from flatscope.comparing.compare_function import find_copies
 
     problem = fs.Problem(build("mlp", seed=0, widths=WIDTHS).eval(), train=data)
     broken = copy.copy(problem)

@@ -14,7 +14,7 @@ import flatscope as fs
 from flatscope.cli.run_compare import _names
 from flatscope.comparing.rankings import close_text, places
 from flatscope.comparing.verdicts import on_a_slope
-from flatscope.standing import Standing
+from flatscope.network_summary import NetworkSummary
 
 
 def test_without_classes_the_loss_says_which_network_is_undertrained() -> None:
@@ -112,19 +112,19 @@ def test_untrained_networks_are_on_a_slope_and_the_summary_says_what_its_ranks_m
     assert "no ranking" in fs.compare(networks, (x, y), "margin").summary(), "margins ranked such pairs wrongly"
 
 
-def standing(fall: float, decay: float = 0.0) -> Standing:
+def summary(fall: float, decay: float = 0.0) -> NetworkSummary:
     nan = float("nan")
-    return Standing("", 1, 0.1, 0.0, nan, nan, True, gradient_norm=1.0, fall=fall, constant=1.0, decay=decay)
+    return NetworkSummary("", 1, 0.1, 0.0, nan, nan, True, gradient_norm=1.0, fall=fall, constant=1.0, decay=decay)
 
 
 def test_only_networks_on_a_slope_are_said_to_be() -> None:
-    networks = {name: standing(fall) for name, fall in {"flat": 1e-7, "nearly": 1e-3, "steep": 0.05}.items()}
-    networks |= {"unknown": standing(float("nan")), "held": standing(0.05, decay=0.01)}
+    networks = {name: summary(fall) for name, fall in {"flat": 1e-7, "nearly": 1e-3, "steep": 0.05}.items()}
+    networks |= {"unknown": summary(float("nan")), "held": summary(0.05, decay=0.01)}
     (text,) = on_a_slope(networks)
     assert text.code == "slope"
     assert "steep (one step down the gradient lowers the training loss from 0.1 to 0.05)" in text
     assert not any(name in text for name in ("nearly", "unknown", "held"))
-    assert on_a_slope({"flat": standing(1e-7)}) == []
+    assert on_a_slope({"flat": summary(1e-7)}) == []
 
 
 @pytest.mark.parametrize("names", [["hessian_trace"], ["rho_sum", "psi_trace"], ["gradient_norm", "hessian_trace"]])

@@ -14,7 +14,7 @@ from torch import nn
 import flatscope as fs
 from flatscope.comparing.comparison import Comparison
 from flatscope.comparing.verdicts import SameFunction
-from flatscope.standing import Standing
+from flatscope.network_summary import NetworkSummary
 from flatscope.table import Table
 
 
@@ -26,10 +26,10 @@ def comparison(*networks: dict[str, tuple[float, float]], losses: tuple[float, .
         for name, values in zip(names, networks, strict=True)
     }
     at = losses or (0.1,) * len(networks)
-    standings = {
-        n: Standing("net", 9, loss, 0.0, loss, 0.0, rescalable=True) for n, loss in zip(names, at, strict=True)
+    summaries = {
+        n: NetworkSummary("net", 9, loss, 0.0, loss, 0.0, rescalable=True) for n, loss in zip(names, at, strict=True)
     }
-    return Comparison(tables, standings, meta={"loss": "cross_entropy"}, **more)
+    return Comparison(tables, summaries, meta={"loss": "cross_entropy"}, **more)
 
 
 def test_the_flatter_network_is_named_with_factor_and_error() -> None:

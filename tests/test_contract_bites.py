@@ -14,7 +14,7 @@ import torch
 from networks import attending, batchnorm_conv, mlp, smooth
 from references import Dense, dense
 
-from flatscope import guards, problem, registry
+from flatscope import isolation, problem, registry
 from flatscope.context import Context
 from flatscope.curvature.operators import Hessian
 from flatscope.registry import Declaration, Value, declarations, measure
@@ -141,7 +141,7 @@ def test_a_measure_that_uses_up_global_randomness(monkeypatch: pytest.MonkeyPatc
 
     with declared(draws_globally) as entry:
         checks.leaves_everything_untouched(entry, mlp())  # the guard around every measure puts it back
-        monkeypatch.setattr(guards, "untouched_randomness", lambda *_: nullcontext())
+        monkeypatch.setattr(isolation, "untouched_randomness", lambda *_: nullcontext())
         refused(checks.leaves_everything_untouched, entry, mlp(), match="torch rng was changed|loader rng was changed")
 
 

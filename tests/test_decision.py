@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import flatscope as fs
 from flatscope.comparing.decision import Decision, decide
 from flatscope.comparing.held_out import difference, unpaired
-from flatscope.standing import Standing
+from flatscope.network_summary import NetworkSummary
 
 Pair = tuple[Tensor, Tensor]
 NAMES = ["rho_sum", "l2_path_norm", "margin"]
@@ -203,7 +203,8 @@ def decided(wrong: list[int]) -> Decision:
     """The decision between networks n0, n1, … that misclassify so many of 400 test samples."""
     nan = float("nan")
     networks = {
-        f"n{place}": Standing("", 1, 0.1, 0.0, nan, count / 400, True, n_test=400) for place, count in enumerate(wrong)
+        f"n{place}": NetworkSummary("", 1, 0.1, 0.0, nan, count / 400, True, n_test=400)
+        for place, count in enumerate(wrong)
     }
     return decide([*networks], [*networks], networks, unpaired(networks), True)
 

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 import flatscope as fs
 from flatscope.context import Context
-from flatscope.measured_standing import standing_of
-from flatscope.standing import Standing
+from flatscope.network_summary import NetworkSummary
+from flatscope.summarising import summary_of
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 CE, MSE = nn.functional.cross_entropy, nn.functional.mse_loss
@@ -73,8 +73,8 @@ def to_the_end(model: nn.Module, x: Tensor, y: Tensor, loss: Loss = CE, decay: f
     return model.float().eval()
 
 
-def stands(model: nn.Module, x: Tensor, y: Tensor, loss: object = "cross_entropy") -> Standing:
-    return standing_of(Context(fs.Problem(model, train=(x, y), loss=loss)))  # type: ignore[arg-type]
+def stands(model: nn.Module, x: Tensor, y: Tensor, loss: object = "cross_entropy") -> NetworkSummary:
+    return summary_of(Context(fs.Problem(model, train=(x, y), loss=loss)))  # type: ignore[arg-type]
 
 
 @functools.cache
@@ -160,7 +160,7 @@ def test_dead_units_are_at_rest_and_have_learnt_nothing() -> None:
     with torch.no_grad():
         model[0].bias -= 1e3
     problem = fs.Problem(to_the_end(model, *WINE), train=WINE)
-    found = standing_of(Context(problem))
+    found = summary_of(Context(problem))
     assert found.minimum[0] == "open"
     assert found.untrained
     headline = fs.measure(problem, ["gradient_norm", "rho_sum"]).headline
@@ -190,7 +190,7 @@ def test_a_regression_with_nothing_to_learn_leaves_the_question_open(target: Ten
 
 def test_the_words_say_from_what_to_what_and_against_what_it_is_judged() -> None:
     def words(loss: float, fall: float, error: float = 0.0, constant: float = 2.3) -> tuple[str, str]:
-        return Standing("", 1, loss, error, math.nan, math.nan, True, fall=fall, constant=constant).minimum
+        return NetworkSummary("", 1, loss, error, math.nan, math.nan, True, fall=fall, constant=constant).minimum
 
     level, text = words(0.00182, 0.00098)
     assert level == "nearly"

@@ -18,7 +18,7 @@ import flatscope as fs
 from flatscope.context import Context, Effort
 from flatscope.limits import STANDARD
 from flatscope.registry import declarations
-from flatscope.stopping import draw_until_precise
+from flatscope.sampling import draw_until_precise
 
 PROBLEM = functools.cache(lambda: mlp().problem())
 

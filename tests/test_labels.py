@@ -8,7 +8,7 @@ from scipy.stats import chisquare
 
 from flatscope.errors import InputError
 from flatscope.inputs.loading import load
-from flatscope.training.made_labels import confusion_set, corrupt_labels, random_labels
+from flatscope.training.label_noise import confusion_set, corrupt_labels, random_labels
 
 Y = torch.arange(20_000) % 10
 

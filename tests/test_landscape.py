@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import flatscope as fs
 from flatscope.errors import InputError, NumericalWarning
-from flatscope.landscapes import directions, grid_losses, making
+from flatscope.landscapes import directions, grid_losses, landscape_function
 from flatscope.landscapes.directions import PathPlane
 from flatscope.landscapes.grid_losses import GridLosses
 
@@ -94,9 +94,9 @@ def test_ways_of_evaluating_agree(monkeypatch: pytest.MonkeyPatch, n: int, stack
 def test_first_layer_is_not_run_again_at_every_point(space: str, layers: set[str]) -> None:
     ctx = fs.Context(networks.lenet_like().problem())
     if space == "psi":
-        plane, _ = making._path_plane(ctx, 2, 0.01, True, "max_product")
+        plane, _ = landscape_function._path_plane(ctx, 2, 0.01, True, "max_product")
     else:
-        plane, _ = making._weight_plane(ctx, ctx.problem.model, "gaussian", (), 2, 0.01, None)
+        plane, _ = landscape_function._weight_plane(ctx, ctx.problem.model, "gaussian", (), 2, 0.01, None)
     assert {weight for weight, _ in GridLosses(ctx, plane, "train")._layers} == layers
 
 

@@ -118,7 +118,7 @@ KILLED = """
 import os, signal, sys, torch, flatscope as fs
 sys.path.insert(0, {tests!r})
 import networks
-from flatscope.landscapes.making import KeptRows
+from flatscope.landscapes.landscape_function import KeptRows
 
 write = KeptRows.write
 def killing(self, number, row):

@@ -23,22 +23,22 @@ LONGEST = 400
 # From the ground up. A file imports only from levels below its own, or from its own package.
 LEVELS = (
     {"errors", "lazy_names", "version"},
-    {"disk", "formatting", "formulas", "limits", "noise", "switches"},
+    {"disk", "formatting", "formulas", "limits", "significance", "switches"},
     {"definitions"},
-    {"progress", "guards", "params", "registry", "stats", "ranks", "langevin", "rows", "standing"},
+    {"progress", "isolation", "params", "registry", "stats", "ranks", "langevin", "rows", "network_summary"},
     {"charts", "files", "headlines"},
     {"result", "tensor_files"},
     {"samples", "table"},
     {"loss"},
     {"torch_losses"},
     {"network"},
-    {"first_batch", "inspection", "sharing"},
+    {"first_batch", "input_checks", "sharing"},
     {"problem"},
     {"reading"},
     {"context", "symmetries"},
-    {"stopping", "descent"},
+    {"sampling", "descent"},
     {"curvature", "perturbation"},
-    {"planning", "measured_standing", "forms", "doubts", "searching"},
+    {"planning", "summarising", "forms", "doubts", "searching"},
     {"measuring"},
     {"measures"},
     {"generalization_bounds"},
@@ -52,7 +52,7 @@ LEVELS = (
 )
 # Networks in training, likewise.
 TRAINING_LEVELS = (
-    {"callbacks", "fused_chain", "initialization", "vision_models", "checkpoint", "gpu_steps", "made_labels"},
+    {"callbacks", "fused_chain", "initialization", "vision_models", "checkpoint", "gpu_steps", "label_noise"},
     {"fused_source", "models", "evaluation", "stacked_layers"},
     {"fused_device", "loop", "trials"},
     {"stack", "stacked_measures", "population_result"},
@@ -67,16 +67,16 @@ TRAINING_LEVELS = (
 PAPERS_LEVELS = (
     {"claims", "curves", "smoke_data", "theory"},
     {"rounded_data"},
-    {"tables"},
-    {"correlation_intervals", "reasons", "stratified", "study_result", "declaration"},
+    {"toml_files"},
+    {"correlation_intervals", "contradiction_notes", "stratified", "study_result", "declaration"},
     {"intervals"},
     {"neyshabur2017", "petzka2019", "yi2019", "zhang2017"},
-    {"known_studies", "one_by_one"},
-    {"kept_tables", "reproduction"},
+    {"study_registry", "one_by_one"},
+    {"read_only_store", "reproduction"},
     {"study_runs"},
     {"rejudging"},
     {"pages"},
-    {"study_kind"},
+    {"report_section"},
     {"study_commands"},
     {"__init__"},
 )
@@ -102,7 +102,7 @@ USED_INSIDE = {
     "flatscope.generalization_bounds.classical",
     "flatscope.generalization_bounds.pac_bayes",
     "flatscope.generalization_bounds.psi",
-    "flatscope.guards",
+    "flatscope.isolation",
     "flatscope.interpolation",
     "flatscope.langevin",
     "flatscope.lazy_names",
@@ -334,7 +334,7 @@ def test_nothing_is_unpickled_evaluated_or_printed() -> None:
 
 
 def test_the_checks_above_find_what_they_look_for() -> None:
-    upward = "def f():\n    from flatscope.comparing import running\nif TYPE_CHECKING:\n    import flatscope.context\n"
+    upward = "def f():\n    from flatscope.comparing import decision\nif TYPE_CHECKING:\n    import flatscope.context\n"
     assert len(wrong_imports("problem", ast.parse(upward))) == 2
     assert wrong_imports("problem", ast.parse("from flatscope import Table"))
     assert wrong_imports("problem", ast.parse("from flatscope.errors import InputError")) == []

@@ -7,7 +7,7 @@ import torch
 from torch import fx, nn
 
 from flatscope.errors import InputError, UnknownNameError
-from flatscope.guards import private_randomness
+from flatscope.isolation import private_randomness
 from flatscope.training.initialization import initialize, schemes, set_skeleton
 from flatscope.training.models import available, build, lenet5, mlp, model_options
 

@@ -190,7 +190,7 @@ def test_an_interrupt_in_any_forward_pass_leaves_nothing_behind(call: str) -> No
 @cache
 def _counts(code: CodeType) -> bool:
     """Whether a call of this is one of ours, and not of what puts things back."""
-    ours = code.co_filename.startswith(OURS) and not code.co_filename.endswith("guards.py")
+    ours = code.co_filename.startswith(OURS) and not code.co_filename.endswith("isolation.py")
     return ours and not code.co_flags & inspect.CO_GENERATOR
 
 

@@ -18,8 +18,8 @@ import flatscope
 from flatscope.errors import InputError, Interrupted, UnknownNameError, WeightsError
 from flatscope.training import stack, stacked_layers
 from flatscope.training.checkpoint import TrainConfig, epoch_order, learning_rate
+from flatscope.training.label_noise import corrupt_labels
 from flatscope.training.loop import train
-from flatscope.training.made_labels import corrupt_labels
 from flatscope.training.models import build
 from flatscope.training.population import train_population
 from flatscope.training.stacked_layers import NotStackable, StackedNetwork

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils import checkpoint
 
 import flatscope as fs
-from flatscope.guards import own_settings
+from flatscope.isolation import own_settings
 from flatscope.switches import signals_wait
 
 NEWER = hasattr(torch.backends, "fp32_precision")
@@ -286,7 +286,7 @@ def test_an_interrupt_between_a_switch_and_its_note_leaves_torch_as_it_was(monke
         def __exit__(self, *raised: object) -> None:
             switched.append("off")
 
-    monkeypatch.setattr("flatscope.guards.sdpa_kernel", Switch)
+    monkeypatch.setattr("flatscope.isolation.sdpa_kernel", Switch)
     with pytest.raises(KeyboardInterrupt), own_settings():
         pass
     assert switched == ["on", "known", "off"]

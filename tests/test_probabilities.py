@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import flatscope as fs
-from flatscope.inspection import probability_kind
+from flatscope.input_checks import probability_kind
 
 X = torch.randn(40, 6, generator=torch.Generator().manual_seed(0))
 Y = torch.arange(40) % 3

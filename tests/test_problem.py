@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 import flatscope as fs
-from flatscope import guards
+from flatscope import isolation
 from flatscope.errors import InputError
 from flatscope.loss import as_loss
 
@@ -345,10 +345,10 @@ def test_a_network_is_checked_in_full_precision_within_coarse_products_too() -> 
 
     class Watching(nn.Linear):
         def forward(self, x: Tensor) -> Tensor:
-            seen.append(guards._coarse.get())
+            seen.append(isolation._coarse.get())
             return super().forward(x)
 
-    with guards.coarse_products():
+    with isolation.coarse_products():
         fs.Problem(Watching(4, 3), train=(X, Y))
-        assert guards._coarse.get()
+        assert isolation._coarse.get()
     assert set(seen) == {False}

@@ -16,8 +16,8 @@ import flatscope as fs
 from flatscope.inputs.loading import load
 from flatscope.measures.lines import Lines, layers_ahead, lines_at_once, moved_parameters
 from flatscope.measures.radius import drawn_radii, unit_normals
+from flatscope.training.label_noise import random_labels
 from flatscope.training.loop import TrainConfig, train
-from flatscope.training.made_labels import random_labels
 from flatscope.training.models import build
 
 

@@ -21,14 +21,14 @@ from flatscope.auditing import audit
 from flatscope.errors import InputError
 from flatscope.formatting import with_error, written
 from flatscope.headlines import minimum_verdict
+from flatscope.network_summary import NOT_LOOKED, STANDING, NetworkSummary
 from flatscope.registry import declarations
 from flatscope.reports.figures import history_plots, measured_plots
 from flatscope.reports.items import by_kind
 from flatscope.reports.markup import formula
-from flatscope.reports.measured import comparison_data, lines, standing
+from flatscope.reports.measured import comparison_data, invariance, lines
 from flatscope.reports.page import page_text, report, save_figures
 from flatscope.reports.plots import Plot, on_axes, picture
-from flatscope.standing import NOT_LOOKED, STANDING, Standing
 from flatscope.table import Table
 
 HOSTILE = "<script>alert('x')</script>\"&"
@@ -310,12 +310,12 @@ def test_numbers_for_people() -> None:
     assert with_error(1.23456e-9, 2.1e-11) == ("1.235×10⁻⁹", "2.1×10⁻¹¹")
 
 
-def test_standing_follows_the_declarations() -> None:
+def test_invariance_follows_the_declarations() -> None:
     known = declarations()
-    assert standing(known["margin"]) == "all"
-    assert standing(known["l2_norm"]) == "some"
-    assert standing(known["hessian_trace"]) == "none"
-    assert standing(None) == "unknown"
+    assert invariance(known["margin"]) == "all"
+    assert invariance(known["l2_norm"]) == "some"
+    assert invariance(known["hessian_trace"]) == "none"
+    assert invariance(None) == "unknown"
 
 
 def verdict(rows: list[dict[str, Any]]) -> tuple[str, str]:
@@ -325,7 +325,7 @@ def verdict(rows: list[dict[str, Any]]) -> tuple[str, str]:
 
 @pytest.mark.parametrize(("fall", "level"), [(1e-4, "yes"), (1e-3, "nearly"), (0.05, "no"), (math.nan, "unknown")])
 def test_minimum_verdict(fall: float, level: str) -> None:
-    stands = Standing("", 1, 0.3, 0.0, math.nan, math.nan, True, 1.0, fall=fall, constant=1.0)
+    stands = NetworkSummary("", 1, 0.3, 0.0, math.nan, math.nan, True, 1.0, fall=fall, constant=1.0)
     table = Table([row("gradient_norm", 1.0)], {STANDING: stands.to_dict()})
     found, words = minimum_verdict(table.to_frame(), table.meta)
     assert found == level

@@ -16,7 +16,7 @@ from test_report_population import population
 import flatscope as fs
 from flatscope.auditing import audit
 from flatscope.comparing.comparison import Comparison
-from flatscope.standing import Standing
+from flatscope.network_summary import NetworkSummary
 from flatscope.table import Table
 from flatscope.training.populations.population_frame import PopulationFrame
 
@@ -48,10 +48,10 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         "batch 16": [bounds_table(), history(), bowl(grid=21), bowl("psi", grid=21)],
         "batch 512": [history(2.0), bowl(grid=21, steep=50.0), bowl(dimensions=1)],
     }
-    standing = Standing("net", 9, 0.1, 0.0, 0.2, 0.03, rescalable=True)
+    summary = NetworkSummary("net", 9, 0.1, 0.0, 0.2, 0.03, rescalable=True)
     compared = Comparison(
         {"batch 16": measured(1.0), "batch 512": measured(2.0)},
-        {"batch 16": standing, "batch 512": replace(standing, test_error=0.025)},
+        {"batch 16": summary, "batch 512": replace(summary, test_error=0.025)},
         meta={"loss": "cross_entropy", "n_test": 360},
     )
     network = fs.measure(problem, ["gradient_norm", "rho_sum", "margin", "functional_margin"])

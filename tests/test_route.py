@@ -38,7 +38,7 @@ from flatscope.curvature.sweep import sweep_pass
 from flatscope.curvature.sweep_result import Curvature
 from flatscope.curvature.symmetric_operator import TRACE
 from flatscope.curvature.trace_by_products import whole_trace
-from flatscope.guards import own_settings
+from flatscope.isolation import own_settings
 from flatscope.limits import STANDARD, Limits
 from flatscope.measures.layer_values import trace_of_everything
 

@@ -13,9 +13,9 @@ from networks import attention, batchnorm_conv, mlp, regression, residual, smoot
 from torch import nn
 
 import flatscope as fs
-from flatscope.noise import Readings, excess
 from flatscope.perturbation import Ascent
 from flatscope.searching import best_apart
+from flatscope.significance import Readings, excess
 
 NETWORKS = {
     "mlp": mlp, "convolution": batchnorm_conv, "residual": residual, "attention": attention, "tanh": smooth,

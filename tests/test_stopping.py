@@ -16,7 +16,7 @@ from torch import Tensor
 
 import flatscope as fs
 from flatscope.context import Context, Effort
-from flatscope.stopping import draw_until_precise, pair_means
+from flatscope.sampling import draw_until_precise, pair_means
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "expected_sharpness": {"alpha": 0.01},

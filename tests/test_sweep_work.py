@@ -16,8 +16,8 @@ from flatscope.measuring import measure
 from flatscope.problem import Problem
 from flatscope.training.checkpoint import TrainConfig
 from flatscope.training.initialization import initialize
+from flatscope.training.label_noise import confusion_set, corrupt_labels
 from flatscope.training.loop import train
-from flatscope.training.made_labels import confusion_set, corrupt_labels
 from flatscope.training.models import build
 from flatscope.training.sweeps.engines import SweepFailed, run
 from flatscope.training.sweeps.store import Store

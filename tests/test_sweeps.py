@@ -12,7 +12,7 @@ import pytest
 from trial_work import completions, log_of
 
 from flatscope.errors import InputError
-from flatscope.training.sweeps import board, engines
+from flatscope.training.sweeps import engines, unit_queue
 from flatscope.training.sweeps.engines import SweepFailed, run
 from flatscope.training.sweeps.store import Store
 
@@ -98,7 +98,7 @@ def test_failures_in_the_same_words_are_told_once() -> None:
 
 
 def test_a_unit_that_kills_every_worker_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(board, "MAX_LOST", 2)  # each start of a worker costs seconds
+    monkeypatch.setattr(unit_queue, "MAX_LOST", 2)  # each start of a worker costs seconds
     store = Store(tmp_path / "store")
     log_of(store).touch()
     with pytest.raises(SweepFailed, match=r"died 2 times, last by signal SIGKILL \(out of memory\)"):

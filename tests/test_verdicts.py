@@ -8,8 +8,8 @@ import pytest
 
 from flatscope.comparing.rankings import consensus, family_ranks
 from flatscope.comparing.verdicts import Quantity, differs, judge, undertrained
+from flatscope.network_summary import NetworkSummary
 from flatscope.registry import declarations
-from flatscope.standing import Standing
 
 
 def quantity(name: str, *values: float, stderr: float = 0.0, width: float = 0.0, searched: bool = False) -> Quantity:
@@ -28,42 +28,42 @@ def quantity(name: str, *values: float, stderr: float = 0.0, width: float = 0.0,
     )
 
 
-def standing(loss: float, *, error: float = 0.0, architecture: str = "mlp", rescalable: bool = True) -> Standing:
-    return Standing(architecture, 100, loss, error, math.nan, math.nan, rescalable)
+def summary(loss: float, *, error: float = 0.0, architecture: str = "mlp", rescalable: bool = True) -> NetworkSummary:
+    return NetworkSummary(architecture, 100, loss, error, math.nan, math.nan, rescalable)
 
 
 @pytest.mark.parametrize(("factor", "word"), [(2.0, "comparable"), (2.9, "comparable"), (5.0, "not comparable")])
 def test_curvature_ranks_networks_of_like_losses_only(factor: float, word: str) -> None:
     """Cross-entropy's curvature falls with the loss; a factor of 3 between the losses is the limit."""
-    networks = {"a": standing(0.1), "b": standing(0.1 * factor)}
+    networks = {"a": summary(0.1), "b": summary(0.1 * factor)}
     found = judge(quantity("rho_sum", 1.0, 2.0), networks, [], "cross_entropy")
     assert (found.word, found.code) == (word, "loss" if factor > 3 else "")
     assert judge(quantity("rho_sum", 1.0, 2.0), networks, [], "mse").word == "comparable"
     assert judge(quantity("l1_path_norm", 1.0, 2.0), networks, [], "cross_entropy").word == "comparable"
-    without_classes = {name: standing(one.loss, error=math.nan) for name, one in networks.items()}
+    without_classes = {name: summary(one.loss, error=math.nan) for name, one in networks.items()}
     assert len(undertrained(without_classes)) == (factor > 3)
 
 
 def test_losses_far_apart_are_said_before_what_rescaling_changes() -> None:
-    networks = {"a": standing(0.1), "b": standing(0.4)}
+    networks = {"a": summary(0.1), "b": summary(0.4)}
     for name, code in (("hessian_trace", "loss"), ("kappa_max", "loss"), ("l2_norm", "rescaling")):
         found = judge(quantity(name, 1.0, 2.0), networks, [], "cross_entropy")
         assert (found.word, found.code) == ("not comparable", code)
         assert found.reason.startswith("the training losses are a factor of 4 apart, and") == (code == "loss")
     assert judge(quantity("hessian_trace", 1.0, 2.0), networks, [], "mse").code == "rescaling"
-    gone = {"a": standing(0.0), "b": standing(0.4)}
+    gone = {"a": summary(0.0), "b": summary(0.4)}
     assert judge(quantity("hessian_trace", 1.0, 2.0), gone, [], "cross_entropy").code == "loss"
 
 
 def test_rescalable_networks_are_ranked_by_what_rescaling_leaves_alone() -> None:
-    fixed, free = ({"a": standing(0.1, rescalable=r), "b": standing(0.1, rescalable=r)} for r in (False, True))
+    fixed, free = ({"a": summary(0.1, rescalable=r), "b": summary(0.1, rescalable=r)} for r in (False, True))
     for name, word in (("rho_sum", "comparable"), ("kappa_max", "not comparable"), ("l2_norm", "not comparable")):
         assert judge(quantity(name, 1.0, 2.0), free, [], "cross_entropy").word == word
         assert judge(quantity(name, 1.0, 2.0), fixed, [], "cross_entropy").word == "comparable"
 
 
 def test_other_architectures_are_ranked_by_what_depends_on_the_function_alone() -> None:
-    networks = {"a": standing(0.1), "b": standing(0.1, architecture="lenet")}
+    networks = {"a": summary(0.1), "b": summary(0.1, architecture="lenet")}
     assert judge(quantity("margin", 1.0, 2.0), networks, [], "cross_entropy").word == "comparable"
     assert judge(quantity("rho_sum", 1.0, 2.0), networks, [], "cross_entropy").word == "not comparable"
 

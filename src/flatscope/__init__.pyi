@@ -3,8 +3,8 @@
 from flatscope import stats as stats
 from flatscope.auditing import Audit as Audit
 from flatscope.auditing import audit as audit
+from flatscope.comparing.compare_function import compare as compare
 from flatscope.comparing.comparison import Comparison as Comparison
-from flatscope.comparing.running import compare as compare
 from flatscope.context import Context as Context
 from flatscope.decisions.allocation import Allocation as Allocation
 from flatscope.decisions.applying import Rounded as Rounded
@@ -21,7 +21,7 @@ from flatscope.explaining import Explanation as Explanation
 from flatscope.explaining import explain as explain
 from flatscope.interpolation import Simplex as Simplex
 from flatscope.interpolation import interpolate as interpolate
-from flatscope.landscapes.making import landscape as landscape
+from flatscope.landscapes.landscape_function import landscape as landscape
 from flatscope.landscapes.surface import Surface as Surface
 from flatscope.langevin import SGLD as SGLD
 from flatscope.measuring import bounds as bounds
@@ -30,10 +30,10 @@ from flatscope.problem import Problem as Problem
 from flatscope.reports.page import report as report
 from flatscope.spectra.density import SpectralDensity as SpectralDensity
 from flatscope.spectra.eigenpairs import Eigenpairs as Eigenpairs
-from flatscope.spectra.finding import eigenpairs as eigenpairs
-from flatscope.spectra.finding import gauss_newton as gauss_newton
-from flatscope.spectra.finding import hessian as hessian
-from flatscope.spectra.finding import spectral_density as spectral_density
+from flatscope.spectra.spectrum_functions import eigenpairs as eigenpairs
+from flatscope.spectra.spectrum_functions import gauss_newton as gauss_newton
+from flatscope.spectra.spectrum_functions import hessian as hessian
+from flatscope.spectra.spectrum_functions import spectral_density as spectral_density
 from flatscope.symmetries.basis_paths import BasisPaths as BasisPaths
 from flatscope.symmetries.folding import fold_batchnorm as fold_batchnorm
 from flatscope.symmetries.scaling import rescale as rescale

@@ -18,16 +18,16 @@ import torch
 from flatscope.charts import Bars, finite_or_nan
 from flatscope.errors import InputError, NotApplicable, refuse_unknown, refuse_unless_whole
 from flatscope.formatting import some_of
-from flatscope.guards import own_settings
+from flatscope.isolation import own_settings
 from flatscope.measuring import Options, measure
 from flatscope.network.passes import digits_of
 from flatscope.network.tracing import trace
 from flatscope.network.units import Graph
-from flatscope.noise import SEARCH, Readings, changes, excess
 from flatscope.problem import Problem
 from flatscope.progress import progress
 from flatscope.registry import Declaration, select
 from flatscope.result import Result, checked_columns, plain
+from flatscope.significance import SEARCH, Readings, changes, excess
 from flatscope.symmetries.folding import fold_batchnorm, has_batchnorm
 from flatscope.symmetries.scaling import INNER, WAYS, drawn, ways_of
 from flatscope.table import Table

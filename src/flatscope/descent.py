@@ -19,8 +19,8 @@ from torch import Tensor
 from flatscope.context import Context
 from flatscope.errors import NotApplicable
 from flatscope.loss import IGNORED, Loss
+from flatscope.network_summary import SETTLED
 from flatscope.params import Params
-from flatscope.standing import SETTLED
 
 FIRST_SHARE = 0.1  # of the constant's loss: what the first step would win if the loss were a straight line
 MOST_STEPS = 6  # evaluations of the loss along a direction

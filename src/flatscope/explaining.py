@@ -15,7 +15,7 @@ from flatscope.curvature.route import Route, Way, route_of, trace_route
 from flatscope.errors import FlatscopeError, InputError
 from flatscope.formatting import numbered, some_of
 from flatscope.forms import plain_context
-from flatscope.guards import own_settings
+from flatscope.isolation import own_settings
 from flatscope.measuring import plan
 from flatscope.network.layers import Layer
 from flatscope.network.linearity import choice_in

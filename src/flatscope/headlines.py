@@ -9,9 +9,9 @@ from typing import Any
 import pandas as pd
 
 from flatscope.formatting import numbered, typeset, with_error, written
+from flatscope.network_summary import NOT_LOOKED, STANDING, NetworkSummary
 from flatscope.registry import declarations
 from flatscope.rows import rows_of, searched_text
-from flatscope.standing import NOT_LOOKED, STANDING, Standing
 
 RESOLVED = 0.5  # of a value: with a larger standard error it may as well be zero
 NEGLIGIBLE = 1e-3  # of the largest eigenvalue: a smaller negative one is rounding
@@ -26,11 +26,11 @@ RESCALED = {"layer_scaling", "unit_scaling"}
 
 
 def minimum_verdict(frame: pd.DataFrame, meta: Meta) -> tuple[str, str]:
-    """Whether this is a minimum at all, as `Standing.minimum` says it, and the words that say so.
+    """Whether this is a minimum at all, as `NetworkSummary.minimum` says it, and the words that say so.
 
     Judged by the fall of the loss one step down the gradient, and by the smallest Hessian eigenvalue where it is known.
     """
-    level, words = Standing.from_dict(meta[STANDING]).minimum if STANDING in meta else ("unknown", NOT_LOOKED)
+    level, words = NetworkSummary.from_dict(meta[STANDING]).minimum if STANDING in meta else ("unknown", NOT_LOOKED)
     if level == "unknown":
         value = float(meta.get("gradient_norm", _value(frame, "gradient_norm")))
         told = "" if math.isnan(value) else f"gradient norm {written(value, 3)}, which has no scale{_downward(frame)}"
@@ -51,7 +51,7 @@ def table_headline(frame: pd.DataFrame, meta: Meta) -> list[str]:
         "open": f"No better than a constant: {words}. {TRAIN_IT}, or see whether there is anything to learn.",
         "unknown": "" if words == NOT_LOOKED else f"Whether this is a minimum is not known: {words}.",
     }[level]
-    if STANDING in meta and Standing.from_dict(meta[STANDING]).untrained:
+    if STANDING in meta and NetworkSummary.from_dict(meta[STANDING]).untrained:
         unclear = "" if steep or _downward(frame) else "; where the data cannot be learned, this may yet be a minimum"
         minimum = f"Not trained: {words}. {TRAIN_IT}{unclear}."
     cautions = [str(remark) for remark in meta.get("remarks", ()) if not str(remark).startswith("still on a")]
@@ -91,15 +91,15 @@ def _fit(meta: Meta) -> str:
     """Training and test error, or losses, in a sentence; empty where they are not known."""
     if STANDING not in meta:
         return ""
-    stands = Standing.from_dict(meta[STANDING])
-    what, train, test = "error", stands.error, stands.test_error
+    summary = NetworkSummary.from_dict(meta[STANDING])
+    what, train, test = "error", summary.error, summary.test_error
     if math.isnan(train):
-        what, train, test = "loss", stands.loss, stands.test_loss
+        what, train, test = "loss", summary.loss, summary.test_loss
     scale, unit = (100, " %") if what == "error" else (1, "")
     text = f"Training {what} {written(scale * train, 3)}{unit}"
     if math.isnan(test):
         return f"{text}; nothing held out."
-    error = math.sqrt(test * (1 - test) / stands.n_test) if what == "error" and stands.n_test else 0.0
+    error = math.sqrt(test * (1 - test) / summary.n_test) if what == "error" and summary.n_test else 0.0
     shown, spread = with_error(scale * test, scale * error)
     shown = f"{shown} ± {spread}" if spread else written(scale * test, 3)
     return f"{text}, test {what} {shown}{unit}."

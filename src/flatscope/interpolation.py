@@ -28,8 +28,8 @@ from flatscope.curvature.operators import batch_size as samples_at_once
 from flatscope.errors import InputError, refuse_unknown, refuse_unless_whole
 from flatscope.files import Arrays
 from flatscope.formatting import number
-from flatscope.guards import own_settings, untouched_randomness
-from flatscope.inspection import replica
+from flatscope.input_checks import replica
+from flatscope.isolation import own_settings, untouched_randomness
 from flatscope.loss import PerSample
 from flatscope.params import Params, named_parameters, norm
 from flatscope.problem import Problem

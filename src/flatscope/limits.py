@@ -37,7 +37,7 @@ class Limits:
         >>> context = fs.Context(problem, effort=Effort(limits=Limits(most_draws=1024)))
     """
 
-    # --- When the draws of an estimate end (`flatscope.stopping`)
+    # --- When the draws of an estimate end (`flatscope.sampling`)
     # Degrees of freedom below which no standard error is relied on. From 15 on, intervals of estimates that stopped by
     # their own error still cover the truth in more than 91 % of runs; with 4 they did not (tests of errors).
     least_freedom: int = 15

@@ -27,13 +27,13 @@ from flatscope.errors import (
 )
 from flatscope.formatting import time_text
 from flatscope.forms import point_of, refuse_missing
-from flatscope.guards import let_go, own_settings
-from flatscope.measured_standing import standing_of
+from flatscope.isolation import let_go, own_settings
+from flatscope.network_summary import STANDING
 from flatscope.planning import Schedule, advise_matrix, has_time, make_schedule, shared_work, traces_alone
 from flatscope.problem import Problem
 from flatscope.progress import progress
 from flatscope.registry import Declaration, Result, Value, declarations, select
-from flatscope.standing import STANDING
+from flatscope.summarising import summary_of
 from flatscope.symmetries.folding import has_batchnorm
 from flatscope.table import Table, options_text
 from flatscope.version import __version__
@@ -186,11 +186,11 @@ def _run(ctx: Context, kind: str, names: Names, options: Options, common: Row, w
             fix = f"Pass {twice} to fs.{kind}s itself: it is the same for all of them"
             raise InputError("options of its own", repr(checked[name]), where=f"options of {name}", fix=fix)
     found: dict[str, list[Row]] = {}
-    where_it_stands: Row = {}
+    summary: Row = {}
 
     def table() -> Table:
         rows = [row for entry in chosen for row in found.get(entry.name) or not_done(ctx, entry, INTERRUPTED, common)]
-        facts = ctx.provenance(begun) | where_it_stands
+        facts = ctx.provenance(begun) | summary
         remarks = [*problem.remarks, *ctx.remarks]
         return Table(rows, facts | ({"remarks": remarks} if remarks else {}))
 
@@ -204,7 +204,7 @@ def _run(ctx: Context, kind: str, names: Names, options: Options, common: Row, w
                 if watch is not None:
                     watch(entry, rows)
             if any(entry.falls_with_loss for entry in chosen) and (effort.end is None or time.monotonic() < effort.end):
-                where_it_stands |= _standing(ctx)
+                summary |= _summary(ctx)
         except KeyboardInterrupt as stop:
             left = ", ".join(entry.name for entry in chosen if entry.name not in found)
             text = f"{str(stop) or 'Interrupted'}: {len(found)} of {len(chosen)} {kind}s are done; go on with {left}"
@@ -220,17 +220,17 @@ def _run(ctx: Context, kind: str, names: Names, options: Options, common: Row, w
     return table()
 
 
-def _standing(ctx: Context) -> Row:
+def _summary(ctx: Context) -> Row:
     """Losses, errors, the gradient norm and the fall down the gradient, without which no flatness can be read."""
     with ctx.charged_to_nobody():
         try:
-            stands = standing_of(ctx)
+            summary = summary_of(ctx)
         except FlatscopeError:  # outputs that are no numbers, or no time: the rows say so
             return {}
-    if stands.on_a_slope:
-        ctx.remark(f"still on a slope ({stands.step}): curvature here describes where training stopped, not a minimum")
-    length = stands.gradient_norm
-    return {STANDING: stands.to_dict()} | ({} if math.isnan(length) else {"gradient_norm": length})
+    if summary.on_a_slope:
+        ctx.remark(f"still on a slope ({summary.step}): curvature here describes where training stopped, not a minimum")
+    length = summary.gradient_norm
+    return {STANDING: summary.to_dict()} | ({} if math.isnan(length) else {"gradient_norm": length})
 
 
 def _steps(ctx: Context, schedule: Schedule, options: Options, common: Row) -> Iterator[tuple[Declaration, list[Row]]]:

@@ -25,7 +25,7 @@ from flatscope.loss import Loss
 from flatscope.params import Params, count, on_stacked
 from flatscope.registry import Value, measure
 from flatscope.samples import Batch, Inputs, joined_inputs, parts_of, rows_of_inputs
-from flatscope.stopping import Draws, draw_until_precise, out_of_time, pair_means
+from flatscope.sampling import Draws, draw_until_precise, out_of_time, pair_means
 
 STACKED = 16
 STACK_BYTES = 256 * 2**20

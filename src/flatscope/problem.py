@@ -24,8 +24,7 @@ from flatscope.first_batch import (
     refuse_hidden_uses,
     straight_remarks,
 )
-from flatscope.guards import coarse_products, own_settings, running_model, untouched_randomness
-from flatscope.inspection import (
+from flatscope.input_checks import (
     always_probabilities,
     cast,
     data_remarks,
@@ -41,6 +40,7 @@ from flatscope.inspection import (
     usable_dtype,
     wrapper_remarks,
 )
+from flatscope.isolation import coarse_products, own_settings, running_model, untouched_randomness
 from flatscope.loss import (
     Loss,
     PerSample,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from flatscope.guards import own_settings
+from flatscope.isolation import own_settings
 from flatscope.network.layers import Network, read_layers
 from flatscope.network.plain import not_covered
 from flatscope.network.program import Program, Structure, record, record_structure

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
 from flatscope.errors import InputError
-from flatscope.guards import callers_defaults, untouched_randomness
+from flatscope.isolation import callers_defaults, untouched_randomness
 
 Inputs = Tensor | tuple[Tensor, ...] | dict[str, Tensor]
 Batch = tuple[Inputs, Tensor]

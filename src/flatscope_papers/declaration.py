@@ -20,7 +20,7 @@ from torch import Tensor
 from flatscope.errors import InputError, UnknownNameError, refuse_unknown
 from flatscope.training import Store, Stored, train_and_measure
 from flatscope_papers.claims import Answer, Claim
-from flatscope_papers.tables import FOUR_PAPERS, Words, said_by_paper
+from flatscope_papers.toml_files import FOUR_PAPERS, Words, said_by_paper
 
 SCALES = ("smoke", "small", "paper")
 

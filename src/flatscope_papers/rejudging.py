@@ -14,8 +14,8 @@ import pandas as pd
 
 from flatscope import InputError
 from flatscope_papers.claims import Answer
+from flatscope_papers.contradiction_notes import without_reason
 from flatscope_papers.declaration import Analysis, Study, as_it_is
-from flatscope_papers.reasons import without_reason
 from flatscope_papers.study_result import StudyResult
 from flatscope_papers.study_runs import judged
 

@@ -13,7 +13,7 @@ import pandas as pd
 from flatscope.errors import DataFileError
 from flatscope_papers.claims import IDENTITY, NOT_RUN, OWN, Answer, Finding
 from flatscope_papers.declaration import SCALES, Study
-from flatscope_papers.known_studies import studies
+from flatscope_papers.study_registry import studies
 from flatscope_papers.study_result import VERDICTS_FILE, StudyResult
 
 Results = Mapping[str, Mapping[str, StudyResult]]  # by study and scale

@@ -42,8 +42,8 @@ EXPORTS = (".md", ".csv", ".parquet", ".html")
 def list_studies(results: Results = None) -> None:
     """All studies, and the verdicts of those that have been run."""
     from flatscope_papers.claims import counted
-    from flatscope_papers.known_studies import studies
     from flatscope_papers.reproduction import entries, latest, load_results
+    from flatscope_papers.study_registry import studies
 
     damaged: dict[tuple[str, str], DataFileError] = {}
     saved = load_results(_saved_folder(results), damaged)
@@ -75,7 +75,7 @@ def run(
 ) -> None:
     """Run studies and save table, figure and verdicts; what was trained before is not trained again."""
     from flatscope_papers.declaration import check_scale
-    from flatscope_papers.known_studies import find_study
+    from flatscope_papers.study_registry import find_study
     from flatscope_papers.study_result import VERDICTS_FILE, load_result
     from flatscope_papers.study_runs import study
 
@@ -134,9 +134,9 @@ def judge(
     results: Annotated[Path, typer.Option(help="Folder of saved results, rewritten there.")] = FOLDER,
 ) -> None:
     """Judge saved results by the claims of this version, from their tables: nothing is trained."""
-    from flatscope_papers.known_studies import find_study
     from flatscope_papers.rejudging import judged_again
     from flatscope_papers.reproduction import load_results
+    from flatscope_papers.study_registry import find_study
 
     chosen = _matching(names)
     saved = load_results(_saved_folder(results))
@@ -162,9 +162,9 @@ def show(
 ) -> None:
     """What holds of the papers, or of one; claims and verdicts of a study, or what it would do."""
     from flatscope_papers.declaration import check_scale
-    from flatscope_papers.known_studies import find_study
     from flatscope_papers.reproduction import by_size, latest, load_results
-    from flatscope_papers.tables import FOUR_PAPERS
+    from flatscope_papers.study_registry import find_study
+    from flatscope_papers.toml_files import FOUR_PAPERS
 
     if not name or name in FOUR_PAPERS:
         _show_papers(load_results(_saved_folder(results), {}), [name] if name else list(FOUR_PAPERS))
@@ -213,9 +213,9 @@ def export(
     from flatscope.disk import write_with_sum
     from flatscope.extend import write_whole
     from flatscope.files import csv_bytes, frame_bytes
-    from flatscope_papers.known_studies import studies
-    from flatscope_papers.pages.written import write_pages
+    from flatscope_papers.pages.page_files import write_pages
     from flatscope_papers.reproduction import claim_frame, latest, load_results
+    from flatscope_papers.study_registry import studies
 
     check_place(out, EXPORTS)
     folder = _saved_folder(results)
@@ -261,7 +261,7 @@ def _standing(saved: Mapping[str, StudyResult], damaged: list[str]) -> tuple[str
 
 
 def _matching(patterns: list[str]) -> list[str]:
-    from flatscope_papers.known_studies import studies
+    from flatscope_papers.study_registry import studies
 
     known = list(studies())
     chosen: dict[str, None] = {}
@@ -277,7 +277,7 @@ def _warn_without_gpu(names: list[str], scale: str, device: str | None) -> None:
     """Before days of work: what the paper scale trains, where there is no GPU for it."""
     import torch
 
-    from flatscope_papers.known_studies import find_study
+    from flatscope_papers.study_registry import find_study
 
     if scale != "paper" or ((device or "cuda").startswith("cuda") and torch.cuda.is_available()):
         return
@@ -302,7 +302,7 @@ def _show_papers(saved: Mapping[str, Mapping[str, StudyResult]], papers: list[st
     from flatscope_papers.pages.markdown import told
     from flatscope_papers.pages.overview import badge, headlines
     from flatscope_papers.reproduction import entries
-    from flatscope_papers.tables import FOUR_PAPERS, paper_words
+    from flatscope_papers.toml_files import FOUR_PAPERS, paper_words
 
     for paper in papers:
         found = [entry for entry in entries(saved) if entry.study.paper == paper]

@@ -23,11 +23,11 @@ from flatscope.inputs import available
 from flatscope.training import Store
 from flatscope.training.sweeps import engines
 from flatscope_papers.claims import judge
+from flatscope_papers.contradiction_notes import with_reasons
 from flatscope_papers.declaration import Analysis, Runs, Stage, Study, check_scale, name_of
-from flatscope_papers.kept_tables import KeptTables
-from flatscope_papers.known_studies import find_study
 from flatscope_papers.one_by_one import steps
-from flatscope_papers.reasons import with_reasons
+from flatscope_papers.read_only_store import ReadOnlyStore
+from flatscope_papers.study_registry import find_study
 from flatscope_papers.study_result import StudyResult
 
 STORE_VARIABLE = "FLATSCOPE_STORE"
@@ -79,7 +79,7 @@ def study(
         workers = 0  # trials of a smoke run take less time than a process does to start, and a GPU is given to one
     stages = [_placed(stage, str(place)) for stage in declared.stages(scale)]
     configs = [config for stage in stages for config in stage.configs]
-    tables = KeptTables(kept.root)
+    tables = ReadOnlyStore(kept.root)
     missing = sum(config not in kept for config in configs)
     without_weights = bool(missing) and all(config in tables for config in configs)
     if not without_weights:

@@ -16,7 +16,7 @@ import pandas as pd
 
 from flatscope_papers import find_study, load_result
 from flatscope_papers.declaration import Runs
-from flatscope_papers.kept_tables import KeptTables
+from flatscope_papers.read_only_store import ReadOnlyStore
 from flatscope_papers.study_result import StudyResult
 from flatscope_papers.study_runs import judged
 
@@ -59,7 +59,9 @@ def main(results: Path, stores: list[Path]) -> int:
         old = load_result(verdicts.parent)
         declared = find_study(old.name)
         stages = declared.stages(old.scale)
-        whole = [s for s in map(KeptTables, stores) if all(config in s for stage in stages for config in stage.configs)]
+        whole = [
+            s for s in map(ReadOnlyStore, stores) if all(config in s for stage in stages for config in stage.configs)
+        ]
         if not whole:
             continue
         new = judged(declared, old.scale, declared.analyse(Runs(old.scale, stages, whole[0])), old.provenance)

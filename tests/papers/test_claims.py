@@ -33,7 +33,7 @@ from flatscope_papers.declaration import Analysis, Study
 from flatscope_papers.reproduction import latest, load_results
 from flatscope_papers.study_result import StudyResult, answer_text
 from flatscope_papers.study_runs import judged
-from flatscope_papers.tables import Words
+from flatscope_papers.toml_files import Words
 
 CLAIM = Claim("size", "Figure 1", "it is near two", "a size", "2.0", holds=(1.9, 2.1), partly=POSITIVE)
 

@@ -12,7 +12,7 @@ import pytest
 from flatscope_papers import studies
 from flatscope_papers.claims import judge
 from flatscope_papers.pages.overview import overview
-from flatscope_papers.pages.written import pages
+from flatscope_papers.pages.page_files import pages
 from flatscope_papers.reproduction import latest, load_results
 from flatscope_papers.study_result import StudyResult
 

@@ -18,8 +18,8 @@ from flatscope_papers.claims import COUNTED, ERRATUM, HOLDS, SIGNS, Answer, judg
 from flatscope_papers.pages.lists import costs_page, errata_page, scales_page
 from flatscope_papers.pages.markdown import brief, text
 from flatscope_papers.pages.overview import overview, three_lines
+from flatscope_papers.pages.page_files import pages, write_pages
 from flatscope_papers.pages.paper_page import paper_page
-from flatscope_papers.pages.written import pages, write_pages
 from flatscope_papers.reproduction import (
     AT_PAPER_SCALE,
     REDUCED,
@@ -30,7 +30,7 @@ from flatscope_papers.reproduction import (
     matrix,
 )
 from flatscope_papers.study_result import StudyResult
-from flatscope_papers.tables import paper_words
+from flatscope_papers.toml_files import paper_words
 
 NAME = "zhang2017-fig1"
 RESULTS = Path(__file__).parents[2] / "src" / "flatscope_papers" / "results"

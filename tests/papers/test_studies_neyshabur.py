@@ -16,7 +16,7 @@ import torch
 import flatscope as fs
 from flatscope.inputs.loading import load
 from flatscope.measures.interactions import relu_chain
-from flatscope.training.made_labels import confusion_set
+from flatscope.training.label_noise import confusion_set
 from flatscope.training.models import build
 from flatscope.training.sweeps.store import Store
 from flatscope_papers import find_study, intervals, study

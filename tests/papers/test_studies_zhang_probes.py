@@ -18,7 +18,9 @@ from flatscope.training.trials import build_model, read_trials
 from flatscope_papers import find_study, intervals, study
 from flatscope_papers.claims import CONTRADICTED, EXPERIMENT, HOLDS, NOT_JUDGED, UNTESTABLE, Answer, Claim, judge
 from flatscope_papers.theory.polynomial_operator import BinaryTree
-from flatscope_papers.zhang2017.counts import (
+from flatscope_papers.zhang2017.dynamics import around_average, smallest_step
+from flatscope_papers.zhang2017.figures_11_and_12 import LAMBDAS, harder, plateaus, regions
+from flatscope_papers.zhang2017.figures_18_and_25 import (
     degree_of_composition,
     exponents,
     path_count,
@@ -26,14 +28,12 @@ from flatscope_papers.zhang2017.counts import (
     ridge_spans,
     tree_support,
 )
-from flatscope_papers.zhang2017.dynamics import around_average, smallest_step
 from flatscope_papers.zhang2017.fitting import of_fitted, unfitted
 from flatscope_papers.zhang2017.flatness_test import MOVED, OBJECTIVES, PRINTED, SETS, answers
 from flatscope_papers.zhang2017.minima import LABELS, minima, network
 from flatscope_papers.zhang2017.norms_during_training import STARTS, compared, norms
 from flatscope_papers.zhang2017.perturbed import GAMMAS, robustness_estimates
 from flatscope_papers.zhang2017.potential_chains import MAPS
-from flatscope_papers.zhang2017.three_points import LAMBDAS, harder, plateaus, regions
 
 NAMES = [
     "statements",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from flatscope_papers.claims import POSITIVE, Answer, Claim
-from flatscope_papers.reasons import with_reasons
+from flatscope_papers.contradiction_notes import with_reasons
 
 CLAIMS = [Claim(key, "Figure 1", "more", "a difference", "more", holds=POSITIVE) for key in ("a", "b")]
 REASONS = {"a": "too few images"}

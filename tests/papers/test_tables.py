@@ -19,9 +19,9 @@ from flatscope.training.sweeps.store import Store
 from flatscope_papers import studies
 from flatscope_papers.claims import NEGATIVE
 from flatscope_papers.declaration import Config, Measured, each_trial, name_of
-from flatscope_papers.known_studies import FOLDERS
 from flatscope_papers.smoke_data import digits_as_cifar10, digits_as_mnist
-from flatscope_papers.tables import words_of
+from flatscope_papers.study_registry import FOLDERS
+from flatscope_papers.toml_files import words_of
 
 FILE = """
 [texts]

@@ -20,7 +20,7 @@ from flatscope.cli.sources import (
     parse_model_options,
     parse_options,
 )
-from flatscope.comparing import running
+from flatscope.comparing import compare_function
 from flatscope.comparing.comparison import Comparison
 from flatscope.context import make_effort
 from flatscope.errors import InputError, Interrupted
@@ -54,7 +54,7 @@ def run_compare(given: CompareCommand) -> None:
                 network = load_model(factory, path, loaded, given.seed, factory_options)
                 problems[called] = make_problem(network, loaded, given, device=own_device)
             settings: dict[str, Any] = {"seed": given.seed, "options": options, "tolerance": given.tolerance}
-            found = running.compare(problems, names=names_of_measures, **settings, **given.for_effort())
+            found = compare_function.compare(problems, names=names_of_measures, **settings, **given.for_effort())
     except Interrupted as stop:
         found, stopped = stop.result, stop
     if not problems[names[0]].ranks.rank:  # every rank has the same comparison; the first one shows it

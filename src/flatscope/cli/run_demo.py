@@ -12,16 +12,16 @@ import typer
 from flatscope.auditing import audit
 from flatscope.cli.output import check_place, command_line, say, show_note
 from flatscope.cli.run_compare import show_answer
-from flatscope.comparing.running import compare
+from flatscope.comparing.compare_function import compare
 from flatscope.errors import NumericalWarning
 from flatscope.inputs.loading import Data, load
 from flatscope.inputs.weight_files import save_weights
-from flatscope.landscapes.making import landscape
+from flatscope.landscapes.landscape_function import landscape
 from flatscope.measuring import bounds
 from flatscope.problem import Problem
 from flatscope.registry import CORE, PICTURED
 from flatscope.reports.page import report, save_figures
-from flatscope.spectra.finding import spectral_density
+from flatscope.spectra.spectrum_functions import spectral_density
 from flatscope.training.checkpoint import TrainConfig
 from flatscope.training.loop import train
 from flatscope.training.models import build

@@ -47,14 +47,14 @@ from flatscope.errors import InputError, Interrupted, UnknownNameError
 from flatscope.formatting import number, numbered
 from flatscope.inputs.loading import Data, DataSource
 from flatscope.inputs.weight_files import read_weights
-from flatscope.measured_standing import standing_of
 from flatscope.measures.layer_values import ASKED
 from flatscope.network.units import SCALES_STOP
+from flatscope.network_summary import STANDING, NetworkSummary
 from flatscope.progress import DELAY_SECONDS
 from flatscope.ranks import process_group
 from flatscope.registry import CORE, PICTURED, Declaration, declarations, family_name
 from flatscope.reports.measured import MANY, RESCALINGS, captions, lines
-from flatscope.standing import STANDING, Standing
+from flatscope.summarising import summary_of
 from flatscope.table import Table
 
 SHORT = 34  # letters of a remark that is not put below the table
@@ -118,7 +118,7 @@ def _deliver(
         remarks = [remark for remark in table.meta.pop("remarks", []) if not remark.startswith(TRAINING_ERROR)]
         if remarks or doubt:
             table.meta["remarks"] = [*remarks, *filter(None, [doubt])]
-    tables["measures"].meta.setdefault(STANDING, fit.standing.to_dict())
+    tables["measures"].meta.setdefault(STANDING, fit.summary.to_dict())
     show_note(str(fit))
     left = [name for name in declarations("bound") if name not in chosen_bounds(given.bounds, given.bound)]
     if given.bounds and left:
@@ -198,18 +198,18 @@ class Fit:
     how: str
     n_train: int
     n_test: int
-    standing: Standing
+    summary: NetworkSummary
 
     @classmethod
     def of(cls, context: Context, data: Data | DataSource) -> Fit:
         """Loss and error of the network of a context."""
         problem = context.problem
         n_test = 0 if problem.test is None else problem.test.n
-        return cls(data.name, data.how, problem.n_train, n_test, standing_of(context, descends=False))
+        return cls(data.name, data.how, problem.n_train, n_test, summary_of(context, descends=False))
 
     def doubt(self, saved: float | None) -> str:
         """What to say where most training samples are misclassified, or far more than was saved with the weights."""
-        error, most, was = self.standing.error, MOST, ""
+        error, most, was = self.summary.error, MOST, ""
         if saved is not None:
             noise = 4 * (max(saved, 1 / self.n_train) * (1 - saved) / self.n_train) ** 0.5  # of a draw of the samples
             most, was = saved + 0.01 + noise, f", and was {100 * saved:.2f} % when these weights were saved"
@@ -218,9 +218,9 @@ class Fit:
 
     def __str__(self) -> str:
         """What shows at once that weights and data do not belong together."""
-        error = "" if math.isnan(self.standing.error) else f", error {100 * self.standing.error:.2f} %"
+        error = "" if math.isnan(self.summary.error) else f", error {100 * self.summary.error:.2f} %"
         samples = numbered(self.n_train, "training sample")
-        return f"{self.data}, {samples}, {self.how}: loss {self.standing.loss:.4g}{error}"
+        return f"{self.data}, {samples}, {self.how}: loss {self.summary.loss:.4g}{error}"
 
 
 def show_measured(table: Table, fit: Fit) -> None:
@@ -228,7 +228,7 @@ def show_measured(table: Table, fit: Fit) -> None:
     screen, rows = console(), [_Row.of(line) for line in table.lines()]
     counts = f"{fit.n_train} training and {numbered(fit.n_test, 'test sample')}"
     samples = counts if fit.n_test else numbered(fit.n_train, "training sample")
-    screen.print(Text(f"{fit.data}: {samples}, {fit.how}; {numbered(fit.standing.parameters, 'parameter')}"))
+    screen.print(Text(f"{fit.data}: {samples}, {fit.how}; {numbered(fit.summary.parameters, 'parameter')}"))
     show_headline(table.headline)
     for remark in table.meta.get("remarks", ()):
         if not _is_said(str(remark), table.headline):
@@ -296,7 +296,7 @@ class _Row:
 
 
 def _show_fit(fit: Fit) -> None:
-    found = fit.standing
+    found = fit.summary
     rows = [["loss", *(number(value) for value in (found.loss, found.test_loss, found.test_loss - found.loss))]]
     if not math.isnan(found.error):
         shares = (found.error, found.test_error, found.test_error - found.error)

@@ -32,12 +32,12 @@ from flatscope.errors import InputError, refuse_unknown
 from flatscope.explaining import Explanation, explain
 from flatscope.formatting import number, numbered, some_of
 from flatscope.inputs.weight_files import read_weights
-from flatscope.landscapes.making import landscape
+from flatscope.landscapes.landscape_function import landscape
 from flatscope.landscapes.surface import Surface
 from flatscope.ranks import process_group
 from flatscope.spectra.density import SpectralDensity
 from flatscope.spectra.eigenpairs import Eigenpairs
-from flatscope.spectra.finding import eigenpairs, spectral_density
+from flatscope.spectra.spectrum_functions import eigenpairs, spectral_density
 from flatscope.symmetries.scaling import WAYS, ways_of
 
 SHOWN = 6  # measures that are named beside a reason

@@ -13,10 +13,10 @@ from flatscope.cli.sources import load_model, load_source, parse_model_options
 from flatscope.disk import MOST_TEXT, read_file
 from flatscope.errors import InputError, Interrupted
 from flatscope.files import from_json_bytes
+from flatscope.input_checks import usable_device
 from flatscope.inputs.factories import find_factory
 from flatscope.inputs.loading import Data
 from flatscope.inputs.weight_files import STATE_FILE
-from flatscope.inspection import usable_device
 from flatscope.progress import progress
 from flatscope.result import reading
 from flatscope.symmetries.folding import has_batchnorm

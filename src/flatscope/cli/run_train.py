@@ -25,9 +25,9 @@ from flatscope.disk import write_whole, write_with_sum
 from flatscope.errors import InputError, UnknownNameError, refuse_unknown, refuse_unless_whole
 from flatscope.files import csv_bytes, frame_bytes
 from flatscope.formatting import number, numbered
+from flatscope.input_checks import usable_device
 from flatscope.inputs import loading
 from flatscope.inputs.weight_files import WEIGHTS_FILE, save_weights
-from flatscope.inspection import usable_device
 from flatscope.training.checkpoint import TrainConfig
 from flatscope.training.initialization import initialize
 from flatscope.training.loop import train as train_model

@@ -30,8 +30,8 @@ from flatscope.comparing.verdicts import (
 )
 from flatscope.errors import InputError, NotApplicable, UnknownNameError
 from flatscope.formatting import number
+from flatscope.network_summary import NetworkSummary
 from flatscope.result import DRAWN, MOST_LINES, Result, plain, reading
-from flatscope.standing import Standing
 from flatscope.table import Table
 
 ERRORS = (
@@ -71,7 +71,7 @@ class Comparison(Result):
     def __init__(
         self,
         tables: Mapping[str, Table],
-        networks: Mapping[str, Standing],
+        networks: Mapping[str, NetworkSummary],
         same_function: Sequence[SameFunction] = (),
         meta: Mapping[str, Any] | None = None,
     ) -> None:
@@ -363,7 +363,7 @@ class Comparison(Result):
             content = json.loads(text)
             return cls(
                 {name: Table.from_json(json.dumps(table)) for name, table in content["tables"].items()},
-                {name: Standing.from_dict(network) for name, network in content["networks"].items()},
+                {name: NetworkSummary.from_dict(network) for name, network in content["networks"].items()},
                 [SameFunction(**pair) for pair in content["same_function"]],
                 content["meta"],
             )

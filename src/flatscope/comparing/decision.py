@@ -10,7 +10,7 @@ from flatscope.comparing.held_out import HeldOut
 from flatscope.comparing.records import DIFFERENCES, RANKING, records_by_measure
 from flatscope.doubts import MOST
 from flatscope.formatting import with_error, written
-from flatscope.standing import Standing
+from flatscope.network_summary import NetworkSummary
 
 LEARNING = 0.05  # training error from which on a network that stands on a slope is called not trained to the end
 MOST_VALUES = 4  # networks whose errors are said
@@ -38,7 +38,11 @@ class Decision:
 
 
 def decide(
-    names: Sequence[str], distinct: Sequence[str], networks: Mapping[str, Standing], tests: HeldOut | None, is_new: bool
+    names: Sequence[str],
+    distinct: Sequence[str],
+    networks: Mapping[str, NetworkSummary],
+    tests: HeldOut | None,
+    is_new: bool,
 ) -> Decision:
     """Decide which network to keep, by held-out data first.
 
@@ -89,7 +93,7 @@ def decide(
     return Decision("either", tuple(level), f"{text}{clearly}. Flatness should not decide.")
 
 
-def _learns(network: Standing) -> bool:
+def _learns(network: NetworkSummary) -> bool:
     """True for a training that was broken off: the loss still falls, and samples are still to be learnt."""
     return network.on_a_slope and not network.error <= LEARNING
 

@@ -11,9 +11,9 @@ import numpy as np
 from torch import Tensor
 
 from flatscope.context import Context
-from flatscope.guards import untouched_randomness
+from flatscope.isolation import untouched_randomness
+from flatscope.network_summary import NetworkSummary
 from flatscope.samples import order_digest
-from flatscope.standing import Standing
 
 SIGNIFICANT = 0.05
 
@@ -76,19 +76,21 @@ class HeldOut:
         return cls(**{**given, "differences": differences})
 
 
-def held_out(contexts: Mapping[str, Context], standings: Mapping[str, Standing], distinct: list[str]) -> HeldOut | None:
+def held_out(
+    contexts: Mapping[str, Context], summaries: Mapping[str, NetworkSummary], distinct: list[str]
+) -> HeldOut | None:
     """Paired tests between the best and every other network on the test samples; None without any.
 
     Args:
         contexts: the networks on their data.
-        standings: with their test errors.
+        summaries: with their test errors.
         distinct: one network of every function: copies are no further chances.
     """
     first = contexts[distinct[0]].problem
     if first.test is None or len(distinct) < 2:
         return None
     what = "error" if first.classification else "loss"
-    read = {name: getattr(standings[name], f"test_{what}") for name in distinct}
+    read = {name: getattr(summaries[name], f"test_{what}") for name in distinct}
     if not all(map(math.isfinite, read.values())):
         return None
     samples = {name: _per_sample(contexts[name], what) for name in distinct}
@@ -105,10 +107,10 @@ def held_out(contexts: Mapping[str, Context], standings: Mapping[str, Standing],
     return HeldOut(what, first.test.n, best, read, errors, differences)
 
 
-def unpaired(standings: Mapping[str, Standing], n_test: int = 0) -> HeldOut | None:
+def unpaired(summaries: Mapping[str, NetworkSummary], n_test: int = 0) -> HeldOut | None:
     """The same of test errors alone, as if networks erred independently; None where some are not known."""
-    rates = {name: found.test_error for name, found in standings.items()}
-    n = min(found.n_test or n_test for found in standings.values())
+    rates = {name: found.test_error for name, found in summaries.items()}
+    n = min(found.n_test or n_test for found in summaries.values())
     if len(rates) < 2 or not n or not all(map(math.isfinite, rates.values())):
         return None
     samples = {name: np.repeat([1.0, 0.0], [round(rate * n), n - round(rate * n)]) for name, rate in rates.items()}

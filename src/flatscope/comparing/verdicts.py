@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from flatscope.formatting import labelled, number, within
-from flatscope.noise import Readings, excess
+from flatscope.network_summary import NetworkSummary
 from flatscope.registry import Declaration, declarations
 from flatscope.rows import rows_of
-from flatscope.standing import Standing
+from flatscope.significance import Readings, excess
 from flatscope.table import Table
 
 _KEYS = ["measure", "options"]
@@ -166,7 +166,9 @@ class Remark(str):
         return made
 
 
-def judge(quantity: Quantity, networks: Mapping[str, Standing], copies: Sequence[SameFunction], loss: str) -> Verdict:
+def judge(
+    quantity: Quantity, networks: Mapping[str, NetworkSummary], copies: Sequence[SameFunction], loss: str
+) -> Verdict:
     """Whether a measure ranks these networks, with the first reason why not."""
     entry = quantity.entry
     missing = [name for name in quantity.names if not math.isfinite(quantity.value[name])]
@@ -213,18 +215,18 @@ def change(quantity: Quantity, one: str, other: str) -> float:
     return abs(quantity.value[one] - quantity.value[other]) / scale if scale else 0.0
 
 
-def far_apart(networks: Mapping[str, Standing], loss: str) -> bool:
+def far_apart(networks: Mapping[str, NetworkSummary], loss: str) -> bool:
     """Whether the training losses are so different that curvature says nothing beyond them; cross-entropy only."""
     return loss == "cross_entropy" and loss_factor(networks) > LOSS_FACTOR
 
 
-def loss_factor(networks: Mapping[str, Standing]) -> float:
+def loss_factor(networks: Mapping[str, NetworkSummary]) -> float:
     """Largest training loss over the smallest."""
     losses = [network.loss for network in networks.values()]
     return max(losses) / min(losses) if min(losses) > 0 else math.inf if max(losses) > 0 else 1.0
 
 
-def loss_remark(networks: Mapping[str, Standing], loss: str) -> list[Remark]:
+def loss_remark(networks: Mapping[str, NetworkSummary], loss: str) -> list[Remark]:
     """A sentence where curvature differs, or may differ, because the losses do; cross-entropy only."""
     if loss != "cross_entropy" or loss_factor(networks) <= LOSS_SHARE:
         return []
@@ -240,7 +242,7 @@ def loss_remark(networks: Mapping[str, Standing], loss: str) -> list[Remark]:
     return [Remark("loss", text)]
 
 
-def on_a_slope(networks: Mapping[str, Standing]) -> list[Remark]:
+def on_a_slope(networks: Mapping[str, NetworkSummary]) -> list[Remark]:
     """Warnings, a sentence each, where networks are not at a minimum, or rest where a constant output does as well."""
     words = {name: found.minimum[1] if found.tells_nothing else found.step for name, found in networks.items()}
     steep = [f"{name} ({words[name]})" for name, network in networks.items() if network.on_a_slope]
@@ -255,7 +257,7 @@ def on_a_slope(networks: Mapping[str, Standing]) -> list[Remark]:
     return remarks
 
 
-def undertrained(networks: Mapping[str, Standing]) -> list[Remark]:
+def undertrained(networks: Mapping[str, NetworkSummary]) -> list[Remark]:
     """Networks that fit the training set far less well than the best of them, a sentence each.
 
     By the training error; by the loss where there are no classes.

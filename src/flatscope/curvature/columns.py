@@ -15,7 +15,7 @@ from flatscope.curvature.route import Route, noisier_by_columns, route_of
 from flatscope.curvature.sweep import sweep_pass, sweep_shape
 from flatscope.curvature.sweep_result import Curvature
 from flatscope.errors import NotApplicable
-from flatscope.stopping import TIME_IS_UP, Sampler, out_of_time, sample_until
+from flatscope.sampling import TIME_IS_UP, Sampler, out_of_time, sample_until
 
 # Units may have any sign where operations are curved: those near zero would ask for any number of draws.
 WITHOUT_UNITS = ("trace", "kappa_trace", "relative_flatness")

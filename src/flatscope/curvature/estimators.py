@@ -19,7 +19,7 @@ from flatscope.curvature.random_signs import Signs
 from flatscope.curvature.symmetric_operator import Key, Parts, Readings, SymmetricOperator
 from flatscope.limits import STANDARD, Limits
 from flatscope.progress import tell
-from flatscope.stopping import TIME_IS_UP, Sampler, degrees, relative_error, sample_until, student
+from flatscope.sampling import TIME_IS_UP, Sampler, degrees, relative_error, sample_until, student
 
 PRODUCTS = "products with random vectors"
 

@@ -19,7 +19,7 @@ from flatscope.curvature.patches import input_matrix, normalised, output_matrix,
 from flatscope.curvature.per_sample_gradients import over_positions
 from flatscope.network.layer_uses import LayerUse
 from flatscope.params import Params, add_to
-from flatscope.stopping import end_in_time
+from flatscope.sampling import end_in_time
 
 TOLERANCE = 1e-5
 TOGETHER = 1e-9  # of all parameters at once: each has a share of about one in their number

@@ -15,7 +15,7 @@ from flatscope.errors import lack_of_memory
 from flatscope.limits import MemoryShare
 from flatscope.network.watching import Operation, tensors_in, watched
 from flatscope.samples import Batch, cut
-from flatscope.stopping import end_in_time
+from flatscope.sampling import end_in_time
 
 T = TypeVar("T")
 

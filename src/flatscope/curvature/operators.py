@@ -26,7 +26,7 @@ from flatscope.curvature.random_signs import Signs
 from flatscope.curvature.second_derivative import refuse_wrong_jacobian_products, refuse_wrong_second_derivative
 from flatscope.curvature.symmetric_operator import TRACE, Parts, SymmetricOperator, T, Vectors
 from flatscope.errors import InputError, differentiated_twice, refuse_unknown
-from flatscope.guards import own_settings
+from flatscope.isolation import own_settings
 from flatscope.params import Params, count, flatten, unflatten
 from flatscope.samples import Batch, cut
 

@@ -24,7 +24,7 @@ from flatscope.curvature.sweep import SweepShape, sweep_shape
 from flatscope.curvature.sweep_result import Curvature
 from flatscope.limits import Limits
 from flatscope.params import count
-from flatscope.stopping import relative_error
+from flatscope.sampling import relative_error
 
 Kind = Literal["exact columns", "sampled columns", "columns at curved operations", "products", "dense block"]
 NO_PLACES = Places()

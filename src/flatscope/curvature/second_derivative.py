@@ -33,7 +33,7 @@ from flatscope.curvature.convolutions import FastConvolutions
 from flatscope.curvature.held_constants import HeldConstants
 from flatscope.errors import NotApplicable, missing_derivative
 from flatscope.formatting import some_of
-from flatscope.guards import own_settings
+from flatscope.isolation import own_settings
 from flatscope.network.watching import Operation, Rule
 from flatscope.params import Params
 from flatscope.samples import Batch

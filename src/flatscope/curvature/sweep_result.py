@@ -11,7 +11,7 @@ from torch import Tensor
 
 from flatscope.params import add_to
 from flatscope.ranks import Ranks
-from flatscope.stopping import degrees, relative_error, student
+from flatscope.sampling import degrees, relative_error, student
 
 SUMMED = ("total", "squares", "within", "within_squares")  # parts of a mean that ranks add up
 

@@ -12,7 +12,7 @@ from flatscope.curvature.layer_directions import LayerDirections
 from flatscope.curvature.operators import curvature_operator, sample_groups
 from flatscope.curvature.random_signs import Signs
 from flatscope.curvature.route import multiplied_out
-from flatscope.stopping import time_limit
+from flatscope.sampling import time_limit
 
 
 def probed(ctx: Context, quantity: str, precision: float | None = None, most_products: int = 1024) -> DiagonalSums:

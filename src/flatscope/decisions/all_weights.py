@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from flatscope.errors import InputError
-from flatscope.inspection import replica
+from flatscope.input_checks import replica
 from flatscope.network.layers import ACTING
 from flatscope.params import Params
 from flatscope.problem import Problem

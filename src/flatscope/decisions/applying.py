@@ -20,8 +20,8 @@ from flatscope.decisions.rises import measured_rises
 from flatscope.decisions.sample_means import NOTHING, Uncertain
 from flatscope.errors import InputError, refuse_unknown
 from flatscope.formatting import number
-from flatscope.guards import own_settings
-from flatscope.inspection import replica
+from flatscope.input_checks import replica
+from flatscope.isolation import own_settings
 from flatscope.network.layers import Layer
 from flatscope.params import Params, named_parameters
 from flatscope.problem import Problem

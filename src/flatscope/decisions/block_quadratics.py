@@ -24,7 +24,7 @@ from flatscope.decisions.sample_means import SampleMeans, Uncertain
 from flatscope.decisions.slopes import Steps, along_steps, by_weight
 from flatscope.params import Params
 from flatscope.samples import Batch, cut
-from flatscope.stopping import TIME_IS_UP, Sampler, out_of_time, sample_until
+from flatscope.sampling import TIME_IS_UP, Sampler, out_of_time, sample_until
 
 LEAST_GROUPS = 16  # of samples, from whose spread the error comes where single samples' values are not known
 

@@ -30,7 +30,7 @@ from flatscope.errors import NotApplicable
 from flatscope.measures.gradient_noise import vectorises
 from flatscope.params import Params, count, on_stacked
 from flatscope.samples import Batch, Inputs, cut, each_part
-from flatscope.stopping import TIME_IS_UP, Sampler, out_of_time, sample_until, student
+from flatscope.sampling import TIME_IS_UP, Sampler, out_of_time, sample_until, student
 
 STREAM, PROBES = "columns of the diagonal", "probes of the diagonal"
 

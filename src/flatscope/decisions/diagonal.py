@@ -17,7 +17,7 @@ from flatscope.context import Context, Effort, make_effort
 from flatscope.decisions.curvature_diagonals import hessian_diagonals, output_diagonals
 from flatscope.errors import InputError, refuse_unknown
 from flatscope.formatting import number, numbered
-from flatscope.guards import own_settings
+from flatscope.isolation import own_settings
 from flatscope.params import Params
 from flatscope.problem import Problem
 from flatscope.result import DRAWN, Result, reading

@@ -21,7 +21,7 @@ from flatscope.decisions.rises import moved_by, rises_in_time
 from flatscope.decisions.sample_means import NOTHING, SampleMeans, Uncertain
 from flatscope.errors import InputError, NotApplicable, differentiated_twice
 from flatscope.formatting import number, some_of
-from flatscope.guards import own_settings
+from flatscope.isolation import own_settings
 from flatscope.params import Params, norm, plain_names, tied_names
 from flatscope.problem import Problem
 from flatscope.progress import progress

@@ -22,7 +22,7 @@ from flatscope.errors import NotApplicable
 from flatscope.network.remembered import RememberedPass
 from flatscope.params import Params
 from flatscope.samples import Batch, Inputs, cut, parts_of
-from flatscope.stopping import out_of_time
+from flatscope.sampling import out_of_time
 
 Rises = Mapping[Any, Uncertain]  # "rise", "error" and "trapezoid" of every step
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from flatscope.ranks import Ranks
-from flatscope.stopping import student
+from flatscope.sampling import student
 
 
 class Uncertain(NamedTuple):

@@ -22,7 +22,7 @@ from flatscope.decisions.rises import Rises, rises_in_time
 from flatscope.decisions.sample_means import NOTHING, Uncertain
 from flatscope.decisions.sensitivity import COLUMNS, Sensitivity
 from flatscope.errors import InputError, NotApplicable, differentiated_twice, refuse_unknown
-from flatscope.guards import own_settings
+from flatscope.isolation import own_settings
 from flatscope.measures.weight_flatness import layer_trace
 from flatscope.network.layers import Layer
 from flatscope.params import norm
@@ -30,7 +30,7 @@ from flatscope.problem import Problem
 from flatscope.progress import progress
 from flatscope.registry import Value
 from flatscope.result import columns_of
-from flatscope.stopping import out_of_time
+from flatscope.sampling import out_of_time
 
 MOST_STEPS = 1024  # that one sweep predicts
 MOST_MEASURED = 32  # between two looks at the clock

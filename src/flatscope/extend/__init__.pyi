@@ -8,8 +8,8 @@ everything here is written with. `flatscope_papers` is made with these names.
 from flatscope.curvature.symmetric_operator import SymmetricOperator as SymmetricOperator
 from flatscope.disk import read_file as read_file
 from flatscope.disk import write_whole as write_whole
-from flatscope.guards import own_settings as own_settings
-from flatscope.inspection import usable_device as usable_device
+from flatscope.input_checks import usable_device as usable_device
+from flatscope.isolation import own_settings as own_settings
 from flatscope.network.layers import Layer as Layer
 from flatscope.network.operations import TABLE as TABLE
 from flatscope.network.program import Program as Program
@@ -41,7 +41,7 @@ from flatscope.result import DrawnResult as DrawnResult
 from flatscope.result import Result as Result
 from flatscope.samples import output_tensor as output_tensor
 from flatscope.samples import parts_of as parts_of
-from flatscope.stopping import Draws as Draws
-from flatscope.stopping import Sampler as Sampler
-from flatscope.stopping import draw_until_precise as draw_until_precise
-from flatscope.stopping import sample_until as sample_until
+from flatscope.sampling import Draws as Draws
+from flatscope.sampling import Sampler as Sampler
+from flatscope.sampling import draw_until_precise as draw_until_precise
+from flatscope.sampling import sample_until as sample_until

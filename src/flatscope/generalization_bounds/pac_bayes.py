@@ -24,7 +24,7 @@ from flatscope.params import Params
 from flatscope.perturbation import blocks_of_losses, checked_levels, random_normal, with_loss
 from flatscope.registry import Value, bound
 from flatscope.samples import as_rows
-from flatscope.stopping import draw_until_precise, in_rows
+from flatscope.sampling import draw_until_precise, in_rows
 
 FORMS = ("eq5", "eq6", "maurer")
 # Standard deviations of the prior, fixed before any data is seen: ten per decade.

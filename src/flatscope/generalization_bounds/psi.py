@@ -23,7 +23,7 @@ from flatscope.measures.psi_flatness import certified_radius, path_coordinates
 from flatscope.network.watching import Operation, replay
 from flatscope.registry import PATH_SYMMETRIES, Value, bound
 from flatscope.samples import as_rows
-from flatscope.stopping import draw_until_precise
+from flatscope.sampling import draw_until_precise
 from flatscope.symmetries.basis_paths import PathCoordinates
 from flatscope.symmetries.path_skeleton import ZeroSkeletonError
 from flatscope.symmetries.scaling import rescaled_params

@@ -13,7 +13,7 @@ from torch.nn.modules import module as torch_modules
 
 from flatscope.errors import InputError, first_line
 from flatscope.formatting import some_of
-from flatscope.guards import private_randomness
+from flatscope.isolation import private_randomness
 
 HUBS = ("timm", "hf")
 OFFLINE = "Without a connection name a folder that save_pretrained wrote"

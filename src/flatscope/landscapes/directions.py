@@ -16,7 +16,7 @@ from flatscope.context import Context
 from flatscope.curvature.operators import Hessian
 from flatscope.curvature.spectrum import Wanted, extreme_eigenpairs
 from flatscope.errors import InputError
-from flatscope.inspection import replica
+from flatscope.input_checks import replica
 from flatscope.params import Params, dot, flatten, named_parameters, norm, unflatten
 from flatscope.symmetries.basis_paths import PathCoordinates
 from flatscope.symmetries.folding import fold_batchnorm, has_batchnorm

@@ -14,7 +14,7 @@ from flatscope.curvature.second_derivative import refuse_wrong_second_derivative
 from flatscope.errors import InputError, NotApplicable, refuse_unless_whole
 from flatscope.registry import Value, measure
 from flatscope.samples import Batch, cut, joined_inputs, shape_text
-from flatscope.stopping import draw_until_precise
+from flatscope.sampling import draw_until_precise
 
 READ_TOGETHER = 32  # mini-batches whose samples one pass over the data collects
 

@@ -24,7 +24,7 @@ from flatscope.network.watching import Operation
 from flatscope.progress import progress
 from flatscope.registry import FUNCTION_SYMMETRIES, Value, measure
 from flatscope.samples import as_rows, output_tensor
-from flatscope.stopping import end_in_time, out_of_time
+from flatscope.sampling import end_in_time, out_of_time
 
 Part = Literal["train", "test"]
 ROUNDING = 1e-6  # by which norms found by iteration may be too small

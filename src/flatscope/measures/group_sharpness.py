@@ -25,7 +25,7 @@ from flatscope.perturbation import (
 )
 from flatscope.registry import Value
 from flatscope.samples import Batch
-from flatscope.stopping import draw_until_precise
+from flatscope.sampling import draw_until_precise
 
 
 @measure_of_moves(

@@ -27,7 +27,7 @@ from flatscope.measures.layer_values import trace_of_everything
 from flatscope.params import count, flatten, norm
 from flatscope.perturbation import loss_and_gradient
 from flatscope.registry import FUNCTION_SYMMETRIES, Value, measure
-from flatscope.stopping import Draws, draw_until_precise
+from flatscope.sampling import Draws, draw_until_precise
 
 BELOW = 1e-3  # the node of Radau's rule, in units of −α: what rounding makes of zero eigenvalues lies above it
 OUTSIDE = 1e-8  # share of the gradients' squares that may lie where the matrix is zero

@@ -24,7 +24,7 @@ from flatscope.formatting import numbered, some_of
 from flatscope.network.layers import Layer
 from flatscope.network.plain import made_of
 from flatscope.registry import Value
-from flatscope.stopping import out_of_time
+from flatscope.sampling import out_of_time
 
 MOST_REASONS, MOST_PARTS = 3, 6  # named in a remark: reasons, and parameters that a weight is made of
 ASKED = "; asked for "  # begins the remark of a value that is less precise than that

@@ -30,7 +30,7 @@ from flatscope.network.stretch_rules import Stretches, entrywise
 from flatscope.network.watching import Operation, Rule, is_in_place, replay, tensors_in
 from flatscope.registry import PATH_SYMMETRIES, Value, measure
 from flatscope.samples import Inputs, output_tensor, parts_of
-from flatscope.stopping import end_in_time
+from flatscope.sampling import end_in_time
 
 _of_distances = partial(measure, paper="neyshabur2017", equation="Section 2.3", on_folded=True)
 

@@ -15,7 +15,7 @@ from flatscope.network.singular_values import matrix_norm
 from flatscope.network.stretch_rules import safe_log
 from flatscope.params import count
 from flatscope.registry import LAYER_SYMMETRIES, SYMMETRIES, Value, measure
-from flatscope.stopping import end_in_time
+from flatscope.sampling import end_in_time
 
 layer_norm = partial(
     measure,

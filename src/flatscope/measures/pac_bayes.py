@@ -27,7 +27,7 @@ from flatscope.perturbation import (
 )
 from flatscope.registry import Value, measure
 from flatscope.samples import Batch
-from flatscope.stopping import draw_until_precise
+from flatscope.sampling import draw_until_precise
 
 ALPHAS = (1e-3, 3e-3, 1e-2, 3e-2, 1e-1)
 SLOPE = 10.0

@@ -36,7 +36,7 @@ from flatscope.perturbation import (
     same_together,
 )
 from flatscope.samples import Batch, Inputs, as_rows, cut, each_part, joined_inputs, rows_of_inputs
-from flatscope.stopping import out_of_time
+from flatscope.sampling import out_of_time
 
 ROUGH_PRODUCTS = 10  # the largest curvature only sets the length of steps
 CHANCE = 1e-3  # that chains which agree are said not to

@@ -43,8 +43,8 @@ from flatscope.perturbation import (
     within_ball,
 )
 from flatscope.registry import PATH_SYMMETRIES, Value, measure
+from flatscope.sampling import draw_until_precise, end_in_time, time_limit
 from flatscope.searching import begun, bracketed_rise, highest
-from flatscope.stopping import draw_until_precise, end_in_time, time_limit
 from flatscope.symmetries.basis_paths import PathCoordinates
 from flatscope.symmetries.path_certificate import ActivationCertificate
 

@@ -15,7 +15,7 @@ from flatscope.measures.lines import Lines, checked_objective, lines_at_once, mo
 from flatscope.params import Params, count, norm
 from flatscope.perturbation import measure_of_moves, unit_directions
 from flatscope.registry import Value
-from flatscope.stopping import Draws, draw_until_precise
+from flatscope.sampling import Draws, draw_until_precise
 
 START = 1 / 32  # of the norm of the moved weights
 SUP_GROWTH = 2**0.25

@@ -17,11 +17,11 @@ from flatscope.errors import NotApplicable, refuse_unless_whole
 from flatscope.limits import STANDARD
 from flatscope.network.layer_uses import LayerRecorder, LayerUse
 from flatscope.network.singular_values import matrix_norm
-from flatscope.noise import wilson
 from flatscope.perturbation import checked_levels
 from flatscope.registry import FUNCTION_SYMMETRIES, Value, measure
 from flatscope.samples import Inputs, as_rows
-from flatscope.stopping import TIME_IS_UP, Sampler, end_in_time, out_of_time, sample_until
+from flatscope.sampling import TIME_IS_UP, Sampler, end_in_time, out_of_time, sample_until
+from flatscope.significance import wilson
 
 GAMMAS = (0, 0.05, 0.1, 0.2, 0.5, 1)
 NOISE_NUMBERS = 2**24  # held at once

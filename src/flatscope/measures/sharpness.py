@@ -35,8 +35,8 @@ from flatscope.perturbation import (
     within_box,
 )
 from flatscope.registry import Value
+from flatscope.sampling import out_of_time
 from flatscope.searching import begun, bracketed_rise, highest, uphill_directions
-from flatscope.stopping import out_of_time
 
 LAWS = ("gaussian", "ball", "sphere")
 ROUGH_PRODUCTS = 10  # the top eigenvector is only a place to start from

@@ -12,7 +12,7 @@ from flatscope.curvature.layer_products import LayerBlocks
 from flatscope.curvature.operators import CurvatureOperator, curvature_operator
 from flatscope.curvature.spectrum import COARSE, Eigenpair, Search, Wanted, extreme_eigenpairs, in_full, side_by_side
 from flatscope.errors import refuse_unless_whole
-from flatscope.guards import coarse_products
+from flatscope.isolation import coarse_products
 from flatscope.measures.layer_values import (
     GAUSS_NEWTON,
     layer_values,
@@ -23,7 +23,7 @@ from flatscope.measures.layer_values import (
 )
 from flatscope.params import norm
 from flatscope.registry import Value, measure
-from flatscope.stopping import out_of_time
+from flatscope.sampling import out_of_time
 
 COARSEST = 0.01  # relative accuracy below which coarse products are of no use
 # The smallest eigenvalue mostly lies at the edge of a dense cloud around zero. Digits of its own are looked for down to

@@ -19,7 +19,7 @@ from torch._C import DisableTorchFunction
 from torch.overrides import TorchFunctionMode
 
 from flatscope.errors import FlatscopeError
-from flatscope.guards import running_model
+from flatscope.isolation import running_model
 
 _PASSES = "_flatscope_passes"
 _DOUBLE: dict[Any, Any] = {

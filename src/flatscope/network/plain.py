@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from flatscope.guards import own_settings
+from flatscope.isolation import own_settings
 from flatscope.network.layers import ACTING
 from flatscope.network.liveness import Dead, dead_in_pass, dead_operations
 from flatscope.network.masks import fixed_mask, mask_name

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from flatscope.guards import own_settings
+from flatscope.isolation import own_settings
 from flatscope.network.layers import layer_name
 from flatscope.network.operations import LEAVES_TORCH, TABLE
 from flatscope.network.products import AFFINE_NORMS, LAYER_CALLS, NORM_ORDER, masked_name

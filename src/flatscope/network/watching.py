@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from flatscope.errors import FlatscopeError, InputError
-from flatscope.guards import own_settings, running_model
+from flatscope.isolation import own_settings, running_model
 from flatscope.network.passes import digits_of, writes_in_place
 from flatscope.params import Params, called_with, tied_names
 from flatscope.samples import Inputs, copies, cut, each_part, moved, output_tensor, parts_of, shape_text

@@ -140,7 +140,7 @@ OWN_KINDS: dict[str, Kind] = {
 
 
 # Kinds of the papers' results, loaded when a report is made.
-OF_THE_PAPERS = "flatscope_papers.study_kind"
+OF_THE_PAPERS = "flatscope_papers.report_section"
 
 
 def kinds_of_the_papers() -> dict[str, Kind]:

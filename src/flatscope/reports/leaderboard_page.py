@@ -14,7 +14,7 @@ from flatscope.comparing.records import DIFFERENCES, RANKING, Record, records_by
 from flatscope.formatting import numbered, some_of
 from flatscope.registry import declarations
 from flatscope.reports.markup import Cell, Colours, Part, Section, badge, breakable, element, listed, table, told
-from flatscope.reports.measured import STANDING_WORDS, standing
+from flatscope.reports.measured import INVARIANCE_WORDS, invariance
 from flatscope.reports.plots import COLOURS, Plot, hero, legend_above, on_axes, scale_axis, shortened
 from flatscope.training.benchmarking.leaderboard import RELEASED, Leaderboard, score_number, score_words
 from flatscope.training.benchmarking.recipe import MOST_EPOCHS, SETTINGS, STOPS
@@ -138,18 +138,18 @@ def _ranking(board: Leaderboard, more: str) -> Markup:
     """One row per measure: Ψ of each population with its interval, the other scores on average."""
     known, others = declarations(), [score for score in TITLES if score not in ("psi", "tau_rescaled")]
     heads = [f"Ψ {data} {stop:g}" for data, stop in board.populations]
-    rows, standings = [], []
+    rows, invariances = [], []
     for place, name in enumerate(board.names, start=1):
-        stands = standing(known.get(name))
-        word, kind = STANDING_WORDS[stands]
-        standings.append(stands)
+        stands = invariance(known.get(name))
+        word, kind = INVARIANCE_WORDS[stands]
+        invariances.append(stands)
         rows.append(
             [
                 _name(name, place),
                 _mean(board, name, "psi"),
                 *(_score(board.row(name, data, stop, "psi")) for data, stop in board.populations),
                 *(_mean(board, name, score) for score in others),
-                Cell("" if name in CONTROLS else badge(word, kind), str(list(STANDING_WORDS).index(stands))),
+                Cell("" if name in CONTROLS else badge(word, kind), str(list(INVARIANCE_WORDS).index(stands))),
             ]
         )
     header = ["Measure", "Ψ", *heads, *(TITLES[score] for score in others), "Rescaling"]
@@ -162,7 +162,7 @@ def _ranking(board: Leaderboard, more: str) -> Markup:
         class_="measures correlations",
         id_=f"leaderboard-table{more}",
         sorts=sorts,
-        standings=standings,
+        invariances=invariances,
     )
 
 

@@ -137,7 +137,7 @@ def table(
     class_: str = "",
     id_: str | None = None,
     sorts: Sequence[str] = (),
-    standings: Sequence[str] = (),
+    invariances: Sequence[str] = (),
     tall: bool = False,
 ) -> Markup:
     """The one kind of table: it scrolls within its frame, and sorts and filters where it is told how.
@@ -149,11 +149,11 @@ def table(
         class_: of the table.
         id_: by which its script finds it.
         sorts: "text" or "number" per column, for a table whose columns sort.
-        standings: per row, what rescaling does to the measure in it; by that a checkbox filters.
+        invariances: per row, what rescaling does to the measure in it; by that a checkbox filters.
         tall: whether it scrolls within itself, under a heading that stays.
     """
     shown = [[cell if isinstance(cell, Cell) else Cell(cell) for cell in row] for row in rows]
-    about: dict[str, Any] = {"class_": class_, "id": id_, "sorts": sorts, "standings": standings, "tall": tall}
+    about: dict[str, Any] = {"class_": class_, "id": id_, "sorts": sorts, "invariances": invariances, "tall": tall}
     return fragment("table.html", label=label, header=header, rows=shown, **about)
 
 

@@ -15,7 +15,7 @@ from flatscope.rows import rows_of, searched_text
 from flatscope.table import Table
 
 RESCALINGS = ("layer_scaling", "unit_scaling")
-STANDING_WORDS = {
+INVARIANCE_WORDS = {
     "all": ("invariant", "good"),
     "some": ("partly invariant", "fair"),
     "none": ("not invariant", "poor"),
@@ -59,9 +59,9 @@ class Line(NamedTuple):
         return f"{self.name}[{self.options}]" if self.options else self.name
 
     @property
-    def standing(self) -> str:
+    def invariance(self) -> str:
         """Which rescalings of the same function leave the value alone: all, some, none, or unknown."""
-        return standing(self.entry) if self.kept else "none" if self.entry is not None else "unknown"
+        return invariance(self.entry) if self.kept else "none" if self.entry is not None else "unknown"
 
     @property
     def kept(self) -> frozenset[str]:
@@ -71,7 +71,7 @@ class Line(NamedTuple):
         return frozenset(self.entry.invariant_under)
 
 
-def standing(entry: Declaration | None) -> str:
+def invariance(entry: Declaration | None) -> str:
     """Whether values of different networks may be compared: "all", "some", "none" or "unknown".
 
     Any rescaling of the weights that leaves the function as it is must leave a measure as it is; otherwise a
@@ -131,7 +131,7 @@ def comparison_data(tables: Mapping[str, Table]) -> ComparisonData:
         ratios = [cell.value / reference.value for cell in compared]
         factors = ratios if direction == "higher" else [1 / ratio for ratio in ratios]
         shown = tuple(f"{factor:.7g}" for factor in factors)
-        if shown in seen or set(shown) == {"1"} or direction == "none" or line.standing != "all":
+        if shown in seen or set(shown) == {"1"} or direction == "none" or line.invariance != "all":
             continue
         seen.add(shown)
         data.measures.append(line.label)

@@ -19,12 +19,12 @@ from flatscope.disk import whole_file
 from flatscope.errors import InputError
 from flatscope.formatting import with_error, written
 from flatscope.headlines import minimum_verdict
+from flatscope.network_summary import STANDING, NetworkSummary
 from flatscope.reports.figures import save_plots
 from flatscope.reports.items import by_kind, shown_kinds
 from flatscope.reports.markup import Cell, Part, Section, breakable, element, fragment, listed, source, table
 from flatscope.reports.measured import MeasuredCell, captions, lines
 from flatscope.reports.plots import COLOURS
-from flatscope.standing import STANDING, Standing
 from flatscope.table import Table
 from flatscope.version import __version__
 
@@ -62,7 +62,7 @@ META_WORDS = {
     "seconds": "seconds measuring",
     "time": "measured at",
 }
-UNKNOWN = Standing("", 0, math.nan, math.nan, math.nan, math.nan, rescalable=True)
+UNKNOWN = NetworkSummary("", 0, math.nan, math.nan, math.nan, math.nan, rescalable=True)
 MARKS = {"yes": "✓ yes", "nearly": "≈ nearly", "no": "! no", "open": "? open", "unknown": "? not known"}
 ONE_TRAINING = "± is a standard error of the measures: another training could give another order."
 STILL = "still on a slope"  # how a remark begins that a headline says in its own words
@@ -223,15 +223,15 @@ def with_comparison(kinds: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any
         tables = found.tables | tables
     comparisons = dict(kinds["comparisons"])
     if not comparisons and len(tables) > 1:
-        standings = {name: told_standing(found) for name, found in tables.items()}
+        summaries = {name: stored_summary(found) for name, found in tables.items()}
         loss = next((found.meta["loss"] for found in tables.values() if "loss" in found.meta), "")
-        comparisons["comparison"] = Comparison(tables, standings, meta={"loss": loss})
+        comparisons["comparison"] = Comparison(tables, summaries, meta={"loss": loss})
     return {**kinds, "measures": tables, "comparisons": comparisons}
 
 
-def told_standing(found: Table) -> Standing:
+def stored_summary(found: Table) -> NetworkSummary:
     """Where the network of a table stands, as far as its metadata tell."""
-    return Standing.from_dict(found.meta[STANDING]) if STANDING in found.meta else UNKNOWN
+    return NetworkSummary.from_dict(found.meta[STANDING]) if STANDING in found.meta else UNKNOWN
 
 
 def answer(kinds: Mapping[str, Mapping[str, Any]]) -> Markup:
@@ -269,7 +269,7 @@ def _is_told(remark: str, said: Set[str]) -> bool:
 
 def _fit_rows(names: list[str], kinds: Mapping[str, Mapping[str, Any]]) -> list[list[object]]:
     """Loss, test error and the gap between test and training samples, where they are known."""
-    known = [_standing(name, kinds) for name in names]
+    known = [_summary(name, kinds) for name in names]
     n_test = next((int(found.meta.get("n_test") or 0) for found in kinds["comparisons"].values()), 0)
     classes = not all(math.isnan(found.error) for found in known)
     what = "error" if classes else "loss"
@@ -296,13 +296,13 @@ def _shown(value: float, share: bool, n: int) -> str:
     return f"{100 * value:.2f}{error}\u202f%".replace("-", "−")
 
 
-def _standing(name: str, kinds: Mapping[str, Mapping[str, Any]]) -> Standing:
+def _summary(name: str, kinds: Mapping[str, Mapping[str, Any]]) -> NetworkSummary:
     """From a comparison, else from the table's metadata, else the last line of a training history."""
     for found in kinds["comparisons"].values():
-        known: Standing = found.networks.get(name, UNKNOWN)
+        known: NetworkSummary = found.networks.get(name, UNKNOWN)
         if not math.isnan(known.loss):
             return known
-    told = told_standing(kinds["measures"][name]) if name in kinds["measures"] else UNKNOWN
+    told = stored_summary(kinds["measures"][name]) if name in kinds["measures"] else UNKNOWN
     history = kinds["histories"].get(name)
     if history is None or not math.isnan(told.loss):
         return told
@@ -333,7 +333,7 @@ def _headline_rows(
     words = captions()
     rows: list[list[object]] = []
     for line in lines(tables) if tables else []:
-        first = line.standing == "all" and line.name in words if not comparisons else line.label in voices
+        first = line.invariance == "all" and line.name in words if not comparisons else line.label in voices
         if not first or len(rows) >= MOST_HEADLINES:
             continue
         found = dict(zip(tables, line.cells, strict=True))

@@ -13,7 +13,7 @@ from markupsafe import Markup
 from flatscope.formatting import numbered, some_of, written
 from flatscope.registry import PAPERS
 from flatscope.reports.markup import Cell, Colours, Part, Section, badge, breakable, element, table, told
-from flatscope.reports.measured import MANY, STANDING_WORDS, standing
+from flatscope.reports.measured import INVARIANCE_WORDS, MANY, invariance
 from flatscope.reports.plots import (
     COLOURS,
     Plot,
@@ -81,15 +81,15 @@ def _correlations(n: int, name: str, population: PopulationFrame) -> Markup:
         kinds["Settings fixed"] = lambda s: s.partial
     rows = []
     for entry in population.statistics:
-        stands = standing(entry.entry)
-        word, kind = STANDING_WORDS[stands]
+        stands = invariance(entry.entry)
+        word, kind = INVARIANCE_WORDS[stands]
         source = PAPERS[entry.entry.paper] if entry.entry else ""
         rows.append(
             [
                 Cell(element("span", breakable(entry.measure), class_="name"), entry.measure),
                 *(_correlation(found(entry)) for found in kinds.values()),
                 Cell(_p_words(entry.adjusted), "" if math.isnan(entry.adjusted) else repr(entry.adjusted)),
-                Cell(badge(word, kind), str(list(STANDING_WORDS).index(stands))),
+                Cell(badge(word, kind), str(list(INVARIANCE_WORDS).index(stands))),
                 Cell(source, source, "source"),
             ]
         )
@@ -114,7 +114,7 @@ def _correlations(n: int, name: str, population: PopulationFrame) -> Markup:
                 class_="measures correlations",
                 id_=f"population-table-{n}",
                 sorts=["text", *["number"] * (len(kinds) + 2), "text"],
-                standings=[standing(entry.entry) for entry in population.statistics],
+                invariances=[invariance(entry.entry) for entry in population.statistics],
                 tall=len(rows) > MANY,
             ),
             element("p", note, class_="quiet note"),
@@ -156,7 +156,7 @@ def summary_sentences(population: PopulationFrame, statistics: list[MeasureStati
         return [size, "No measure varies over them, so nothing can be said about any."]
     clear = [entry for entry in valued if entry.adjusted < 1 - CONFIDENCE]
     best = valued[0]
-    invariant = next((entry for entry in valued if standing(entry.entry) == "all"), None)
+    invariant = next((entry for entry in valued if invariance(entry.entry) == "all"), None)
     closest = (
         f"{best.measure} goes along with {population.target} most closely: Kendall’s tau {estimate_words(best.kendall)}"
     )

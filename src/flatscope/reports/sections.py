@@ -108,7 +108,7 @@ def measures_part(tables: Mapping[str, Table], colours: Colours) -> Part:
         class_="measures",
         id_="measure-table",
         sorts=["text", *["number"] * len(tables), "text", "number", "text"],
-        standings=[line.standing for line in rows],
+        invariances=[line.invariance for line in rows],
         tall=len(rows) > MANY,
     )
     body += fragment("reading.html", symmetries=SYMMETRIES)

@@ -18,7 +18,7 @@
     const apply = () => {
       const words = filter.value.toLowerCase().split(/\s+/).filter(Boolean);
       rows.forEach((row, n) => {
-        row.hidden = !words.every((word) => texts[n].includes(word)) || (comparable?.checked && row.dataset.standing !== "all");
+        row.hidden = !words.every((word) => texts[n].includes(word)) || (comparable?.checked && row.dataset.invariance !== "all");
       });
       say();
     };

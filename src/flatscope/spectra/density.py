@@ -18,8 +18,8 @@ from flatscope.charts import resized
 from flatscope.curvature import brackets
 from flatscope.errors import InputError
 from flatscope.formatting import number
-from flatscope.noise import checked_confidence, wilson
 from flatscope.result import DrawnResult, checked_columns
+from flatscope.significance import checked_confidence, wilson
 from flatscope.spectra.eigenpairs import differences_line
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ Example:
     (0.6, 5)
 """
 
-from flatscope.noise import wilson
+from flatscope.significance import wilson
 from flatscope.stats.correlation import correlate, correlation_table, partial_correlation
 from flatscope.stats.estimate import Estimate, Ranking, holm, mean_of_series, rank_with_uncertainty
 from flatscope.stats.sign_agreement import (

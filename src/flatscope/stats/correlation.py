@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from flatscope.errors import InputError, refuse_unknown
-from flatscope.noise import checked_confidence
+from flatscope.significance import checked_confidence
 from flatscope.stats.estimate import Estimate, Floats, columns, holm, paired
 from flatscope.stats.sign_agreement import conditional_mutual_information, granulated_kendall, sign_error
 

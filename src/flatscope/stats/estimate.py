@@ -18,7 +18,7 @@ from scipy import stats
 
 from flatscope.errors import InputError, UnknownNameError, refuse_unless_whole
 from flatscope.formatting import number
-from flatscope.noise import checked_confidence
+from flatscope.significance import checked_confidence
 
 Floats = NDArray[np.float64]
 Codes = NDArray[np.int64]

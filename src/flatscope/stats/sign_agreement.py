@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from scipy.special import stdtrit, xlogy
 
 from flatscope.errors import InputError, refuse_unless_whole
-from flatscope.noise import checked_confidence, wilson
+from flatscope.significance import checked_confidence, wilson
 from flatscope.stats.estimate import Codes, Estimate, Floats, coded, columns, group_numbers
 
 METHOD = "granulated Kendall, pairs that share a network"

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from flatscope.errors import InputError, NumericalWarning
-from flatscope.guards import own_settings
+from flatscope.isolation import own_settings
 from flatscope.network.tracing import trace
 from flatscope.network.units import Graph, GraphLayer
 from flatscope.params import Params, copied, named_parameters

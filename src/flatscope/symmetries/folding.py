@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from flatscope.errors import InputError
-from flatscope.guards import own_settings
-from flatscope.inspection import replica
+from flatscope.input_checks import replica
+from flatscope.isolation import own_settings
 from flatscope.network.operations import TABLE
 from flatscope.network.plain import acting_name, plain
 from flatscope.network.planned import plan_of, set_plan

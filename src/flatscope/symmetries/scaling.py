@@ -17,8 +17,8 @@ from scipy.sparse.csgraph import connected_components
 from torch import Tensor, nn
 
 from flatscope.errors import InputError, NotApplicable
-from flatscope.guards import own_settings
-from flatscope.inspection import replica
+from flatscope.input_checks import replica
+from flatscope.isolation import own_settings
 from flatscope.network.masks import mask_name, masks_of
 from flatscope.network.tracing import trace
 from flatscope.network.units import DIAGONAL, Graph, GraphLayer

@@ -23,8 +23,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from flatscope.errors import FlatscopeError, InputError, NumericalWarning, refuse_unless_whole
-from flatscope.guards import own_settings
-from flatscope.inspection import replica
+from flatscope.input_checks import replica
+from flatscope.isolation import own_settings
 from flatscope.loss import PerSample
 from flatscope.measuring import Options, measure
 from flatscope.problem import Problem

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from flatscope.guards import private_randomness
+from flatscope.isolation import private_randomness
 from flatscope.network.operations import LEAVES_TORCH
 from flatscope.network.watching import Operation, replay
 from flatscope.switches import float32_products

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from flatscope.errors import InputError, Interrupted
-from flatscope.guards import derivatives, private_randomness
+from flatscope.isolation import derivatives, private_randomness
 from flatscope.progress import Advance, progress
 from flatscope.training.checkpoint import (
     CROP_PADDING,

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from flatscope.errors import InputError, refuse_unknown
-from flatscope.guards import private_randomness
+from flatscope.isolation import private_randomness
 from flatscope.training.vision_models import (
     image_shape,
     plainnet18,

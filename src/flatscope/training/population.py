@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from flatscope.errors import InputError, Interrupted, first_line
 from flatscope.formatting import some_of
-from flatscope.guards import derivatives
-from flatscope.inspection import usable_device, usable_dtype
+from flatscope.input_checks import usable_device, usable_dtype
+from flatscope.isolation import derivatives
 from flatscope.progress import progress
 from flatscope.training.checkpoint import CheckpointPace, TrainingState, prepare_folder
 from flatscope.training.evaluation import Pair, check_settings, checked_pair, checked_targets, unpack_pairs

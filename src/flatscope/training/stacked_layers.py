@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from flatscope.errors import first_line
-from flatscope.guards import untouched_randomness
+from flatscope.isolation import untouched_randomness
 from flatscope.network.operations import LEAVES_TORCH
 from flatscope.network.products import LAYER_CALLS, NORM_ORDER
 from flatscope.network.watching import Operation, replay, tensors_in, watched, with_tensors

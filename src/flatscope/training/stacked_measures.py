@@ -21,7 +21,7 @@ from flatscope.curvature.output_hessian import output_root
 from flatscope.curvature.per_sample_gradients import Flow, matrices, weight_forms
 from flatscope.curvature.route import find_not_covered
 from flatscope.errors import InputError, refuse_unknown
-from flatscope.guards import own_settings
+from flatscope.isolation import own_settings
 from flatscope.loss import as_loss
 from flatscope.measuring import measure
 from flatscope.network.layer_uses import LayerUse

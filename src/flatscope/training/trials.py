@@ -16,12 +16,12 @@ import torch
 from torch import Tensor, nn
 
 from flatscope.errors import InputError, UnknownNameError, refuse_unknown
-from flatscope.guards import private_randomness
 from flatscope.inputs.loading import Data, sample_order
+from flatscope.isolation import private_randomness
 from flatscope.training import models
 from flatscope.training.checkpoint import TrainConfig, TrainingState, fingerprint
 from flatscope.training.initialization import initialize
-from flatscope.training.made_labels import corrupt_labels
+from flatscope.training.label_noise import corrupt_labels
 from flatscope.training.stacked_layers import StackedNetwork
 
 Build = str | Callable[[Mapping[str, Any]], nn.Module]

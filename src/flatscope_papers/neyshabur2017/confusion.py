@@ -33,7 +33,7 @@ from flatscope_papers.neyshabur2017.complexity import (
 )
 from flatscope_papers.neyshabur2017.desiderata import desiderata
 from flatscope_papers.neyshabur2017.label_networks import SIZES as LABEL_SIZES
-from flatscope_papers.tables import grid
+from flatscope_papers.toml_files import grid
 
 SIZES = grid(__name__)
 FEWER = {"steps": 100, "draws": 40, "alphas": (0.005, 0.01, 0.018, 0.032, 0.056, 0.1)}

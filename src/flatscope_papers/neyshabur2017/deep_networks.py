@@ -24,7 +24,7 @@ from flatscope.measures.interactions import (
 )
 from flatscope.training import Store, stored_problem
 from flatscope_papers.declaration import Config, Measured, Runs, Stage, each_trial
-from flatscope_papers.tables import grid
+from flatscope_papers.toml_files import grid
 
 WEIGHTS = {"initial": "random initialization", "learned": "learned weights"}
 HIDDEN_LAYERS = 10

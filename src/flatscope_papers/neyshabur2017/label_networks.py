@@ -23,7 +23,7 @@ from flatscope_papers.neyshabur2017.complexity import (
     verdict_note,
 )
 from flatscope_papers.neyshabur2017.desiderata import desiderata
-from flatscope_papers.tables import grid
+from flatscope_papers.toml_files import grid
 
 LABELS = {"true": 0.0, "random": 1.0}
 SIZES = grid(__name__)

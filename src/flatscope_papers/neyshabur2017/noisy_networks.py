@@ -20,8 +20,8 @@ from flatscope.training import Store, stored_problem, train_and_measure
 from flatscope_papers import intervals
 from flatscope_papers.claims import Answer
 from flatscope_papers.declaration import Analysis, Config, Measured, Runs, Stage, each_trial, study
-from flatscope_papers.tables import grid
 from flatscope_papers.theory.sharpness_lemmas import perturbed
+from flatscope_papers.toml_files import grid
 
 SIZES = grid(__name__)
 SHARES = (0.01, 0.1, 0.5)  # of a layer's root mean square weight: the noise on it

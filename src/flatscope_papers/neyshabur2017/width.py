@@ -30,7 +30,7 @@ from flatscope_papers.neyshabur2017.complexity import (
     verdict_note,
 )
 from flatscope_papers.neyshabur2017.desiderata import desiderata
-from flatscope_papers.tables import grid
+from flatscope_papers.toml_files import grid
 
 SIZES = grid(__name__)
 

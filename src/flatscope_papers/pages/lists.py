@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from flatscope_papers.claims import ERRATUM
-from flatscope_papers.known_studies import studies
 from flatscope_papers.pages.markdown import capital, outcome, sentence, table, text
 from flatscope_papers.reproduction import Results, entries, latest
+from flatscope_papers.study_registry import studies
 from flatscope_papers.study_result import answer_text
-from flatscope_papers.tables import FOUR_PAPERS
+from flatscope_papers.toml_files import FOUR_PAPERS
 
 
 def errata_page(results: Results) -> str:

@@ -21,10 +21,10 @@ from flatscope_papers.claims import (
     UNTESTABLE,
     range_text,
 )
-from flatscope_papers.known_studies import studies
 from flatscope_papers.pages.markdown import AFTER, brief, capital, table, text, told
 from flatscope_papers.reproduction import AT_PAPER_SCALE, GROUPS, REDUCED, Entry, Results, entries, latest, matrix
-from flatscope_papers.tables import FOUR_PAPERS, paper_words
+from flatscope_papers.study_registry import studies
+from flatscope_papers.toml_files import FOUR_PAPERS, paper_words
 
 PARTS = {"Holds": (HOLDS,), "Does not hold": (CONTRADICTED,), "Open": (INCONCLUSIVE, UNTESTABLE), "Not run": (NOT_RUN,)}
 LEGEND = f"""\

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from importlib.resources import files
 
 from flatscope_papers.pages.markdown import capital, table, text
-from flatscope_papers.tables import FOUR_PAPERS
+from flatscope_papers.toml_files import FOUR_PAPERS
 
 SAYS = """\
 Definitions, assumptions, numbered equations, theorems, figures, tables, experiments and named statements of the four

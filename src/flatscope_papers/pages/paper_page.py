@@ -22,7 +22,7 @@ from flatscope_papers.pages.markdown import (
 from flatscope_papers.pages.overview import badge, headlines
 from flatscope_papers.reproduction import Entry, Results, entries, latest
 from flatscope_papers.study_result import StudyResult
-from flatscope_papers.tables import FOUR_PAPERS, paper_words
+from flatscope_papers.toml_files import FOUR_PAPERS, paper_words
 
 NEWER = f"{AFTER} The claim, or its range, is newer than the first results it is judged by."
 

@@ -13,7 +13,7 @@ from flatscope.extend import Colours, Part, Section, fragment, source
 from flatscope_papers.claims import CONTRADICTED, HOLDS, INCONCLUSIVE, NOT_JUDGED, SIGNS, UNTESTABLE
 from flatscope_papers.pages.markdown import capital
 from flatscope_papers.study_result import StudyResult
-from flatscope_papers.tables import FOUR_PAPERS
+from flatscope_papers.toml_files import FOUR_PAPERS
 
 BADGES = {HOLDS: "good", CONTRADICTED: "poor", INCONCLUSIVE: "fair", UNTESTABLE: "", NOT_JUDGED: ""}
 FEW = 3  # more studies than that are counted by paper and can be filtered

@@ -26,7 +26,7 @@ from flatscope.inputs import Data, load
 from flatscope_papers.declaration import Runs, Stage
 from flatscope_papers.petzka2019.followed_networks import train_and_follow
 from flatscope_papers.petzka2019.stop_rules import Rule
-from flatscope_papers.tables import grid
+from flatscope_papers.toml_files import grid
 
 RULES = (Rule("train_loss", 0.1), Rule("train_loss", 0.01), Rule("gradient", 1e-5))
 LOOK_BELOW = (1.0, 0.5, 0.3, 0.2, 0.1, 0.03, 0.01)  # mean of the mini-batch losses of an epoch

@@ -25,7 +25,7 @@ from flatscope_papers.petzka2019 import stop_rules
 from flatscope_papers.petzka2019.followed_networks import train_and_follow
 from flatscope_papers.petzka2019.stop_rules import Rule
 from flatscope_papers.stratified import within
-from flatscope_papers.tables import grid
+from flatscope_papers.toml_files import grid
 
 LARGEST_LOSS, CONVERGED = 0.07, 0.003  # training losses: up to where the paper keeps networks, and what is judged
 LAYERS, OUTPUT = ("fc1", "fc2", "fc3", "fc4"), "fc5"

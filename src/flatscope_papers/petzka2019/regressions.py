@@ -18,7 +18,7 @@ from flatscope.training import Store, corrupt_labels
 from flatscope_papers import intervals
 from flatscope_papers.claims import Answer
 from flatscope_papers.declaration import Analysis, Config, Measured, Runs, Stage, each_trial, study
-from flatscope_papers.tables import grid
+from flatscope_papers.toml_files import grid
 
 SampleLoss = Callable[[Tensor, Tensor], Tensor]
 SIZES = grid(__name__)

@@ -21,7 +21,7 @@ from flatscope_papers import intervals
 from flatscope_papers.claims import Answer
 from flatscope_papers.declaration import Analysis, Config, Measured, Runs, Stage, each_trial, study
 from flatscope_papers.stratified import within
-from flatscope_papers.tables import grid
+from flatscope_papers.toml_files import grid
 from flatscope_papers.yi2019.digit_networks import RULE, in_double, network, samples_of, train_above_a_floor
 
 FLATNESSES = ("psi_epsilon", "psi_expected", "psi_trace")

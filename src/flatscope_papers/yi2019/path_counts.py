@@ -17,7 +17,6 @@ from flatscope.training import Store
 from flatscope_papers import intervals
 from flatscope_papers.claims import Answer
 from flatscope_papers.declaration import Analysis, Config, Measured, Runs, Stage, each_trial, study
-from flatscope_papers.tables import grid
 from flatscope_papers.theory.path_matrix import (
     Path,
     all_paths,
@@ -27,6 +26,7 @@ from flatscope_papers.theory.path_matrix import (
     path_sum,
     path_values,
 )
+from flatscope_papers.toml_files import grid
 
 SIZES = grid(__name__)
 

@@ -16,7 +16,7 @@ from flatscope.training import Store, evaluate, stored_problem
 from flatscope_papers import intervals
 from flatscope_papers.claims import Answer
 from flatscope_papers.declaration import Analysis, Config, Measured, Runs, Stage, each_trial, study
-from flatscope_papers.tables import grid
+from flatscope_papers.toml_files import grid
 from flatscope_papers.yi2019.digit_networks import RULE, samples_of
 
 DELTA = 0.05

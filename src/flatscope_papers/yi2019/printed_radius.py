@@ -14,8 +14,8 @@ from matplotlib.figure import Figure
 from flatscope.training import Store
 from flatscope_papers import intervals
 from flatscope_papers.declaration import Analysis, Config, Measured, Runs, Stage, each_trial, study
-from flatscope_papers.tables import grid
 from flatscope_papers.theory.activation_radius import flips_within, literal_radius, output_difference_bound
+from flatscope_papers.toml_files import grid
 
 SIZES = grid(__name__)
 SHARES = (0.1, 0.3, 0.98)

@@ -22,7 +22,7 @@ from flatscope.training import Store, stored_problem
 from flatscope_papers import intervals
 from flatscope_papers.claims import Answer
 from flatscope_papers.declaration import Analysis, Config, Measured, Runs, Stage, each_trial, study
-from flatscope_papers.tables import grid
+from flatscope_papers.toml_files import grid
 
 Shown = tuple[Any, pd.DataFrame]  # a row of `networks`, its grid
 SPACES = ("psi", "weights")

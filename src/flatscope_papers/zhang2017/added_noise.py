@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from flatscope_papers import curves, intervals
 from flatscope_papers.claims import Answer
 from flatscope_papers.declaration import Analysis, Runs, Stage, study
-from flatscope_papers.tables import grid
+from flatscope_papers.toml_files import grid
 from flatscope_papers.zhang2017.all_conv_networks import SIZES, config
 from flatscope_papers.zhang2017.errors_by_size import two_panels
 

@@ -24,8 +24,8 @@ from flatscope.inputs import Raw, load
 from flatscope.training import all_conv, build
 from flatscope_papers.declaration import Runs, Stage, name_of
 from flatscope_papers.smoke_data import ten_classes
-from flatscope_papers.tables import grid
 from flatscope_papers.theory.polynomial import PolynomialActivation
+from flatscope_papers.toml_files import grid
 
 POOL = 8_000
 SIZES = grid(__name__)

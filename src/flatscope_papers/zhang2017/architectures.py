@@ -14,7 +14,7 @@ from flatscope.training import build
 from flatscope_papers import intervals
 from flatscope_papers.claims import Answer
 from flatscope_papers.declaration import Analysis, Runs, Stage, study
-from flatscope_papers.tables import grid
+from flatscope_papers.toml_files import grid
 
 # Name in the paper, parameters, test accuracy in per cent.
 NETWORKS = {

@@ -25,7 +25,7 @@ from flatscope_papers import intervals
 from flatscope_papers.claims import Answer
 from flatscope_papers.declaration import Analysis, Config, Measured, Runs, Stage, each_trial, study
 from flatscope_papers.stratified import within
-from flatscope_papers.tables import grid
+from flatscope_papers.toml_files import grid
 
 SIZES = grid(__name__)
 TEST_SIZE = 360

@@ -21,7 +21,7 @@ from flatscope.training import Stored
 from flatscope_papers import intervals
 from flatscope_papers.claims import Answer
 from flatscope_papers.declaration import Analysis, Runs, Stage, study
-from flatscope_papers.tables import grid
+from flatscope_papers.toml_files import grid
 from flatscope_papers.zhang2017.potential_chains import (
     MAPS,
     density_map,

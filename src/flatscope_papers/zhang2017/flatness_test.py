@@ -19,7 +19,7 @@ from flatscope.training import Store, measure_stored
 from flatscope_papers import intervals
 from flatscope_papers.claims import Answer
 from flatscope_papers.declaration import Analysis, Runs, Stage, study
-from flatscope_papers.tables import grid
+from flatscope_papers.toml_files import grid
 from flatscope_papers.zhang2017.fitting import of_fitted, unfitted
 from flatscope_papers.zhang2017.minima import COLOURS, LABELS, TITLES, kinds_of, minima, products_of
 

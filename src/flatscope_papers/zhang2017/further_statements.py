@@ -18,12 +18,12 @@ from flatscope.training import Store, build
 from flatscope_papers import intervals
 from flatscope_papers.claims import Answer
 from flatscope_papers.declaration import Analysis, Config, Measured, Runs, Stage, each_trial, study
-from flatscope_papers.tables import grid
 from flatscope_papers.theory.compositional import TreeNetwork, compositional_target, shallow_of_size
 from flatscope_papers.theory.linear import robust_hinge
 from flatscope_papers.theory.linear_dynamics import mode_times, residual_norm
 from flatscope_papers.theory.loss_responses import loss_responses, relative_factors
 from flatscope_papers.theory.robust_weights import robust_loss
+from flatscope_papers.toml_files import grid
 
 SIZES = grid(__name__)
 LOSS, SETTLING = 0.02, 300  # training loss at which networks are compared, and the most epochs until there

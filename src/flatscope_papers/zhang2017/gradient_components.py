@@ -13,8 +13,8 @@ from flatscope import Context
 from flatscope.training import Store, stored_problem
 from flatscope_papers import intervals
 from flatscope_papers.declaration import Analysis, Config, Measured, Runs, Stage, each_trial, study
-from flatscope_papers.tables import grid
 from flatscope_papers.theory.mini_batch_noise import noise_at
+from flatscope_papers.toml_files import grid
 
 PRINTED_ERROR = 0.000965
 SHOWN = 8  # components in the figure

@@ -13,9 +13,9 @@ from typing import Any
 
 import pandas as pd
 
-from flatscope.guards import coarse_products
+from flatscope.isolation import coarse_products
 from flatscope_papers.declaration import Runs
-from flatscope_papers.tables import grid
+from flatscope_papers.toml_files import grid
 
 LABELS = ("natural", "random")
 TITLES = {"mnist": "MNIST", "cifar": "CIFAR-10"}

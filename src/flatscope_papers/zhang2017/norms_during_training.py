@@ -26,7 +26,7 @@ from flatscope.training import PopulationView, Store, builder_of, trial_of
 from flatscope_papers import curves, intervals
 from flatscope_papers.claims import Answer
 from flatscope_papers.declaration import Analysis, Runs, Stage, study
-from flatscope_papers.tables import grid
+from flatscope_papers.toml_files import grid
 from flatscope_papers.zhang2017.fitting import FITTED
 from flatscope_papers.zhang2017.minima import COLOURS, LABELS
 

@@ -16,7 +16,7 @@ from flatscope.training import Store, measure_stored
 from flatscope_papers import curves, intervals
 from flatscope_papers.claims import Answer
 from flatscope_papers.declaration import Analysis, Config, Measured, Runs, Stage, each_trial, study
-from flatscope_papers.tables import grid
+from flatscope_papers.toml_files import grid
 from flatscope_papers.zhang2017.minima import COLOURS, LABELS, SIZES, TITLES, minima
 
 SHOWN = (0.0, 0.1, 0.2, 0.5, 1.0, 2.0)

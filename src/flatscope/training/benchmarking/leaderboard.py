@@ -18,10 +18,10 @@ from flatscope.context import Context
 from flatscope.disk import write_whole, write_with_sum
 from flatscope.errors import FlatscopeError, InputError, refuse_unknown
 from flatscope.files import csv_bytes, from_parquet_bytes, parquet_bytes
-from flatscope.guards import own_settings
 from flatscope.inputs.factories import find_factory
 from flatscope.inputs.loading import load
 from flatscope.inputs.public_sets import data_root
+from flatscope.isolation import own_settings
 from flatscope.measuring import measure
 from flatscope.problem import Problem
 from flatscope.progress import progress

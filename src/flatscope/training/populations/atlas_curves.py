@@ -12,8 +12,8 @@ import pandas as pd
 from flatscope.charts import Curves
 from flatscope.errors import InputError, refuse_unknown
 from flatscope.formatting import number, some_of
-from flatscope.noise import checked_confidence
 from flatscope.result import DRAWN, Result, checked_columns, plain
+from flatscope.significance import checked_confidence
 
 AXES = {"epoch": "epoch", "train_loss": "training loss", "train_accuracy": "training accuracy"}
 MANY = {"epoch": "epochs", "train_loss": "training losses", "train_accuracy": "training accuracies"}

@@ -13,8 +13,8 @@ import pandas as pd
 
 from flatscope.errors import InputError, refuse_unknown, refuse_unless_whole
 from flatscope.formatting import number, numbered, some_of
-from flatscope.noise import checked_confidence
 from flatscope.progress import progress
+from flatscope.significance import checked_confidence
 from flatscope.stats.estimate import Codes, Floats
 from flatscope.training.populations.atlas_curves import AXES, KINDS, Atlas
 from flatscope.training.populations.population_frame import comparable, measure_columns, target_column

@@ -18,7 +18,7 @@ from flatscope.measuring import measure
 from flatscope.problem import Problem
 from flatscope.registry import declarations
 from flatscope.spectra.density import SpectralDensity
-from flatscope.spectra.finding import spectral_density
+from flatscope.spectra.spectrum_functions import spectral_density
 from flatscope.table import Table
 from flatscope.training.callbacks import Recorder, Send, optimizer_settings
 from flatscope.training.stability.sharpness_record import EDGE, Stability

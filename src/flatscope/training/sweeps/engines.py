@@ -26,26 +26,26 @@ import torch
 from flatscope.errors import InputError, Interrupted, refuse_unknown
 from flatscope.inputs.factories import find_factory
 from flatscope.progress import progress
-from flatscope.training.sweeps.board import Board, Outcome, SweepFailed, Unit, attempt
 from flatscope.training.sweeps.configuration import key_of, plain, to_json
 from flatscope.training.sweeps.ray_engine import run_ray
 from flatscope.training.sweeps.store import Store
+from flatscope.training.sweeps.unit_queue import Outcome, SweepFailed, Unit, UnitQueue, attempt
 
 POLL_SECONDS = 0.1
 THREAD_SETTINGS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 
-def run_here(board: Board, work: str, store: Store) -> None:
+def run_here(pending: UnitQueue, work: str, store: Store) -> None:
     """All units one after the other in this very process."""
-    while not board.is_finished:
-        unit = board.take()
+    while not pending.is_finished:
+        unit = pending.take()
         if unit is None:
             threading.Event().wait(POLL_SECONDS)
             continue
-        board.settle(unit, attempt(work, unit.configs, store, functools.partial(board.report, unit)))
+        pending.settle(unit, attempt(work, unit.configs, store, functools.partial(pending.report, unit)))
 
 
-def run_local(board: Board, work: str, store: Store, *, workers: int | None, cpus: float, gpus: float) -> None:
+def run_local(pending: UnitQueue, work: str, store: Store, *, workers: int | None, cpus: float, gpus: float) -> None:
     """All units on `workers` processes (as many as cores and GPUs allow, if None)."""
     if not store.is_shared:
         fix = "Take a folder, or workers=0 to stay in this process"
@@ -53,14 +53,14 @@ def run_local(board: Board, work: str, store: Store, *, workers: int | None, cpu
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     devices = _devices(gpus)
     slots = max(1, int(cores / cpus)) if workers is None else workers
-    slots = min(slots, board.unfinished, len(devices) if gpus else slots)
+    slots = min(slots, pending.unfinished, len(devices) if gpus else slots)
     processes = _Workers(work, store, threads=max(1, int(cpus)))
     try:
         for slot in range(slots):
             processes.start(devices[slot] if gpus else None)
-        while not board.is_finished:
-            processes.give_work(board)
-            processes.listen(board)
+        while not pending.is_finished:
+            processes.give_work(pending)
+            processes.listen(pending)
     finally:
         processes.stop()
     for text in dict.fromkeys(processes.warnings):
@@ -159,29 +159,29 @@ class _Workers:
     def start(self, device: str | None) -> None:
         self._workers.append(_Worker(self._command, device, self._heard))
 
-    def give_work(self, board: Board) -> None:
+    def give_work(self, pending: UnitQueue) -> None:
         for worker in self._workers:
             if worker.unit is None and worker.ready:
-                worker.unit = board.take()
+                worker.unit = pending.take()
                 if worker.unit is not None:
                     worker.say({"configs": to_json(worker.unit.configs)})
 
-    def listen(self, board: Board) -> None:
+    def listen(self, pending: UnitQueue) -> None:
         try:
             worker, message = self._heard.get(timeout=POLL_SECONDS)
         except queue.Empty:
             return
         if message is None:
-            self._replace(worker, board)
+            self._replace(worker, pending)
         elif "ready" in message:
             worker.ready = True
         elif "warning" in message:
             self.warnings.append(message["warning"])
         elif worker.unit is not None and "outcome" in message:
             unit, worker.unit = worker.unit, None
-            board.settle(unit, Outcome(**message["outcome"]))
+            pending.settle(unit, Outcome(**message["outcome"]))
         elif worker.unit is not None:
-            board.report(worker.unit, message["fraction"], message["note"])
+            pending.report(worker.unit, message["fraction"], message["note"])
 
     def stop(self) -> None:
         for worker in self._workers:
@@ -189,7 +189,7 @@ class _Workers:
         for worker in self._workers:
             worker.end()
 
-    def _replace(self, worker: _Worker, board: Board) -> None:
+    def _replace(self, worker: _Worker, pending: UnitQueue) -> None:
         self._workers.remove(worker)
         reason = worker.end()
         self._failed_starts = 0 if worker.ready else self._failed_starts + 1
@@ -197,7 +197,7 @@ class _Workers:
             fix = "Try `python -m flatscope.training.sweeps.worker`: it should wait silently for input"
             raise InputError("workers that start", f"several that died at once by {reason}", "sweep", fix)
         if worker.unit is not None:
-            board.lose(worker.unit, reason)
+            pending.lose(worker.unit, reason)
         self.start(worker.device)
 
 
@@ -260,22 +260,22 @@ def run(
 
     with progress("trials", total=total, lines=True, shown=show_progress) as advance:
         advance(total - left)
-        board = Board(missing, store, advance)
+        pending = UnitQueue(missing, store, advance)
         try:
             if not missing:
                 pass
             elif engine == "ray":
-                run_ray(board, work, store, workers=workers, address=address, cpus=cpus, gpus=gpus)
+                run_ray(pending, work, store, workers=workers, address=address, cpus=cpus, gpus=gpus)
             elif workers == 0:
-                run_here(board, work, store)
+                run_here(pending, work, store)
             else:
-                run_local(board, work, store, workers=workers, cpus=cpus, gpus=gpus)
+                run_local(pending, work, store, workers=workers, cpus=cpus, gpus=gpus)
         except KeyboardInterrupt:
             done = sum(config in store for configs in resolved for config in configs)
             text = f"sweep stopped with {done} of {total} trials in {store.root}; the same call goes on from there"
             raise Interrupted(text) from None
-    if board.errors:
-        raise SweepFailed(board.errors, total)
+    if pending.errors:
+        raise SweepFailed(pending.errors, total)
     return store.frame(config for configs in resolved for config in configs)
 
 

@@ -9,8 +9,8 @@ import time
 from typing import Any
 
 from flatscope.errors import InputError
-from flatscope.training.sweeps.board import MAX_LOST, Board, Outcome, Unit, attempt, now_and_then
 from flatscope.training.sweeps.store import Store
+from flatscope.training.sweeps.unit_queue import MAX_LOST, Outcome, Unit, UnitQueue, attempt, now_and_then
 
 POLL_SECONDS = 0.2
 REPORT_SECONDS = 1.0
@@ -19,7 +19,7 @@ OBJECT_STORE_BYTES = 100 * 2**20  # results go through the store of trials, not 
 
 
 def run_ray(
-    board: Board, work: str, store: Store, *, workers: int | None, address: str | None, cpus: float, gpus: float
+    pending: UnitQueue, work: str, store: Store, *, workers: int | None, address: str | None, cpus: float, gpus: float
 ) -> None:
     """All units as Ray tasks, each with its declared cores and GPUs; Ray runs those of a lost worker again."""
     ray = _import_ray()
@@ -29,7 +29,7 @@ def run_ray(
     if started:
         _connect(ray, workers, address, cpus)
     try:
-        _Tasks(ray, work, store, cpus, gpus).run(board, workers)
+        _Tasks(ray, work, store, cpus, gpus).run(pending, workers)
     finally:
         if started:
             ray.shutdown()
@@ -102,22 +102,22 @@ class _Tasks:
         self._running: dict[Any, tuple[int, Unit]] = {}
         self._count = 0
 
-    def run(self, board: Board, workers: int | None) -> None:
-        """Keep the cluster busy until the board is done."""
+    def run(self, pending: UnitQueue, workers: int | None) -> None:
+        """Keep the cluster busy until every unit is done."""
         slots = workers or max(1, int(self._ray.cluster_resources().get("CPU", 1)))
         asked = time.monotonic()
         try:
-            while not board.is_finished:
-                while len(self._running) < slots and (unit := board.take()) is not None:
+            while not pending.is_finished:
+                while len(self._running) < slots and (unit := pending.take()) is not None:
                     self._start(unit)
                 finished, _ = self._ray.wait(list(self._running), timeout=POLL_SECONDS) if self._running else ([], [])
                 if not self._running:
                     time.sleep(POLL_SECONDS)
                 for task in finished:
-                    self._settle(task, board)
+                    self._settle(task, pending)
                 if time.monotonic() - asked > REPORT_SECONDS:
                     asked = time.monotonic()
-                    self._show(board)
+                    self._show(pending)
         finally:
             for task in self._running:
                 self._ray.cancel(task, force=True)
@@ -129,16 +129,16 @@ class _Tasks:
         )
         self._running[task] = (self._count, unit)
 
-    def _settle(self, task: Any, board: Board) -> None:
+    def _settle(self, task: Any, pending: UnitQueue) -> None:
         _, unit = self._running.pop(task)
         try:
             outcome = self._ray.get(task)
         except self._ray.exceptions.RayError as error:  # it has been tried as often as a unit may be
             said = str(error).splitlines()
             outcome = Outcome("raised", f"{type(error).__name__}: {said[0] if said else ''}", str(error))
-        board.settle(unit, outcome)
+        pending.settle(unit, outcome)
 
-    def _show(self, board: Board) -> None:
+    def _show(self, pending: UnitQueue) -> None:
         units = dict(self._running.values())
         try:
             last = self._ray.get(self._reports.take.remote(), timeout=REPORT_SECONDS)
@@ -146,4 +146,4 @@ class _Tasks:
             return  # the reporter is late or lost; only the bar suffers
         for number, (fraction, note) in last.items():
             if number in units:
-                board.report(units[number], fraction, note)
+                pending.report(units[number], fraction, note)

@@ -29,9 +29,9 @@ if __name__ == "__main__" and sys.platform == "linux":
 
 import torch
 
-from flatscope.training.sweeps.board import attempt, now_and_then
 from flatscope.training.sweeps.configuration import from_json
 from flatscope.training.sweeps.store import Store
+from flatscope.training.sweeps.unit_queue import attempt, now_and_then
 
 REPORT_SECONDS = 0.2
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from flatscope.extend import write_whole
-from flatscope_papers.known_studies import studies
 from flatscope_papers.pages.lists import costs_page, errata_page, scales_page
 from flatscope_papers.pages.overview import overview
 from flatscope_papers.pages.paper_items import coverage_page
 from flatscope_papers.pages.paper_page import paper_page
 from flatscope_papers.reproduction import Results, latest
-from flatscope_papers.tables import FOUR_PAPERS
+from flatscope_papers.study_registry import studies
+from flatscope_papers.toml_files import FOUR_PAPERS
 
 FOLDER, IMAGES = "papers", "images"
 

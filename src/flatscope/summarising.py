@@ -1,4 +1,4 @@
-"""Where a network stands, measured: losses, errors, and whether it is at a minimum."""
+"""Measure the summary of a network: losses, errors, and whether it is at a minimum."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ import time
 from flatscope.context import Context
 from flatscope.descent import descent
 from flatscope.errors import FlatscopeError
-from flatscope.guards import own_settings
+from flatscope.isolation import own_settings
 from flatscope.network.tracing import trace
+from flatscope.network_summary import NetworkSummary
 from flatscope.params import norm
 from flatscope.problem import Problem
-from flatscope.standing import Standing
 
 
-def standing_of(
+def summary_of(
     context: Context, folded: Problem | None = None, *, descends: bool = True, differentiates: bool = True
-) -> Standing:
-    """Where the network of a context stands: its size, its losses and errors, whether it can be rescaled.
+) -> NetworkSummary:
+    """Summary of the network of a context: its size, its losses and errors, whether it can be rescaled.
 
     Args:
         context: the network as given.
@@ -35,7 +35,7 @@ def standing_of(
         except FlatscopeError:
             rescalable = True  # a network that cannot be read may well be one that can be rescaled
     classes = problem.classification
-    return Standing(
+    return NetworkSummary(
         architecture=str(plainer.model),
         parameters=sum(problem.params[name].numel() for name in problem.trainable),
         loss=train.loss,

@@ -14,11 +14,11 @@ from flatscope.training import Store
 from flatscope_papers import intervals
 from flatscope_papers.claims import Answer
 from flatscope_papers.declaration import Analysis, Config, Measured, Runs, Stage, each_trial, study
-from flatscope_papers.tables import grid
 from flatscope_papers.theory.linear import descend, logistic_descent, minimum_norm, step_limit
 from flatscope_papers.theory.polynomial_operator import monomials
 from flatscope_papers.theory.robust_weights import largest_path, path_change, robust_sides
 from flatscope_papers.theory.sample_sizes import log10_size_ratio, multitask_gain
+from flatscope_papers.toml_files import grid
 
 SIZES = grid(__name__)
 LAYERS, TOLERANCE = 8, 0.1  # of Section 9.6.1

@@ -20,7 +20,7 @@ from flatscope.disk import MOST_TEXT, read_file, write_whole
 from flatscope.errors import InputError, NumericalWarning, refuse_unknown, refuse_unless_whole
 from flatscope.files import from_json_bytes, from_npz_bytes, json_bytes, npz_bytes
 from flatscope.forms import folded_context
-from flatscope.guards import own_settings, untouched_randomness
+from flatscope.isolation import own_settings, untouched_randomness
 from flatscope.landscapes.directions import (
     NAMES,
     PathPlane,

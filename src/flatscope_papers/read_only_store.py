@@ -8,7 +8,7 @@ from flatscope import FlatscopeError
 from flatscope.training import Store
 
 
-class KeptTables(Store):
+class ReadOnlyStore(Store):
     """A store to be read, whose trials count although their weights are gone."""
 
     def __contains__(self, config: object) -> bool:

@@ -13,7 +13,7 @@ from flatscope.curvature.finite_differences import FiniteDifferences
 from flatscope.curvature.operators import CurvatureOperator, GaussNewton, Hessian, curvature_operator
 from flatscope.curvature.spectrum import COARSE, Wanted, extreme_eigenpairs, krylov_dtype, lanczos_quadrature
 from flatscope.errors import InputError, refuse_unknown
-from flatscope.guards import own_settings
+from flatscope.isolation import own_settings
 from flatscope.problem import Problem
 from flatscope.spectra.density import SpectralDensity
 from flatscope.spectra.eigenpairs import Eigenpairs

@@ -1,4 +1,4 @@
-"""Where one network stands: its size, its losses and errors, and whether it can be rescaled."""
+"""Summary of one network: its size, its losses and errors, and whether it can be rescaled."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ SETTLED, NEARLY = 2e-4, 2e-3
 HOPEFUL = 0.98  # share of the loss of a constant output from which on a network has learnt nothing
 STEEP = 0.1  # of the training loss: a step that takes more away moves the curvature of a classifier as well
 NOT_LOOKED = "not looked for"
-STANDING = "standing"  # key of a table's metadata under which commands keep where its network stands
+STANDING = "standing"  # key of a table's metadata that holds the summary of its network
 
 
 @dataclass(frozen=True)
-class Standing:
-    """Where one network stands.
+class NetworkSummary:
+    """Size, losses and errors of one network.
 
     Attributes:
         architecture: its modules as text, without BatchNorm.
@@ -111,7 +111,7 @@ class Standing:
         return {k: None if isinstance(v, float) and math.isnan(v) else v for k, v in asdict(self).items()}
 
     @classmethod
-    def from_dict(cls, given: Mapping[str, Any]) -> Standing:
+    def from_dict(cls, given: Mapping[str, Any]) -> NetworkSummary:
         """What `to_dict` gave."""
         filled: dict[str, Any] = {name: math.nan if value is None else value for name, value in given.items()}
         return cls(**filled)

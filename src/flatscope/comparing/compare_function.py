@@ -23,16 +23,16 @@ from flatscope.comparing.verdicts import SameFunction
 from flatscope.context import Context, Effort, make_effort
 from flatscope.errors import FlatscopeError, InputError, Interrupted, NotApplicable
 from flatscope.formatting import printable
-from flatscope.guards import own_settings, untouched_randomness
-from flatscope.inspection import NOTHING_HELD_OUT, model_fix
+from flatscope.input_checks import NOTHING_HELD_OUT, model_fix
+from flatscope.isolation import own_settings, untouched_randomness
 from flatscope.loss import PerSample
-from flatscope.measured_standing import standing_of
 from flatscope.measuring import INTERRUPTED, Options, measure, not_done
+from flatscope.network_summary import NetworkSummary
 from flatscope.problem import Problem
 from flatscope.progress import progress
 from flatscope.registry import select
 from flatscope.samples import Inputs, each_part, order_digest, parts_of, rows_of_inputs
-from flatscope.standing import Standing
+from flatscope.summarising import summary_of
 from flatscope.symmetries.basis_paths import BasisPaths
 from flatscope.symmetries.folding import fold_batchnorm, has_batchnorm
 from flatscope.table import Table
@@ -108,14 +108,14 @@ def compare(
     problems = {name: problem.in_double() for name, problem in problems.items()}
     folded = {name: _without_batchnorm(problem) for name, problem in problems.items()}
     contexts = {name: Context(problem, seed=seed, effort=whole) for name, problem in problems.items()}
-    standings = _standings(contexts, folded, whole)
+    summaries = _summaries(contexts, folded, whole)
     with _in_time(whole, problems):
         alone = all(problem.ranks.size == 1 for problem in problems.values())  # others would wait for one that gives up
         copies = find_copies(folded, tolerance, problems, partial(_give_up, whole) if alone else None)
     tables: dict[str, Table] = {}
     stopped = ""
     distinct = [name for name in problems if name not in {pair.second for pair in copies}]
-    tests = held_out(contexts, standings, distinct)
+    tests = held_out(contexts, summaries, distinct)
     with progress("Comparing", total=len(problems), lines=True) as advance:
         for number, (name, problem) in enumerate(problems.items(), 1):
             advance(0, note=f"{name} ({number} of {len(problems)})", coming=1)
@@ -147,13 +147,15 @@ def compare(
         "confidence": confidence,
         "seconds": round(time.perf_counter() - begun, 3),
     }
-    found = Comparison(tables, standings, copies, meta)
+    found = Comparison(tables, summaries, copies, meta)
     if stopped:
         raise Interrupted(stopped, found)
     return found
 
 
-def _standings(contexts: Mapping[str, Context], folded: Mapping[str, Problem], effort: Effort) -> dict[str, Standing]:
+def _summaries(
+    contexts: Mapping[str, Context], folded: Mapping[str, Problem], effort: Effort
+) -> dict[str, NetworkSummary]:
     """Where every network stands: without losses nothing can be compared, so these come first.
 
     A gradient is only taken where the time is expected to suffice for it and for the copies that are looked for next.
@@ -170,7 +172,7 @@ def _standings(contexts: Mapping[str, Context], folded: Mapping[str, Problem], e
         for name, context in contexts.items():
             enough = effort.end is None or time.monotonic() + needed < effort.end
             enough = enough or context.problem.ranks.size > 1
-            found[name] = standing_of(context, folded[name], differentiates=enough)
+            found[name] = summary_of(context, folded[name], differentiates=enough)
     return found
 
 

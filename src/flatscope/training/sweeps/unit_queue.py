@@ -111,7 +111,7 @@ class Unit:
     not_before: float = field(default=0.0, repr=False)
 
 
-class Board:
+class UnitQueue:
     """What waits, what runs, what failed; the engine takes units from it and brings their outcomes back."""
 
     def __init__(self, units: Sequence[Unit], store: Store, advance: Advance) -> None:
