@@ -6,6 +6,8 @@ import csv
 import os
 import random
 import shutil
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -68,6 +70,30 @@ def test_a_file_that_is_too_large_is_refused_before_it_is_read(tmp_path: Path) -
     for read in (read_toml, lambda path: read_file(path, MOST_TEXT)):
         with pytest.raises(InputError, match="at most 268,435,456 bytes"):
             read(path)
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="limits of memory as Linux has them")
+def test_a_small_file_takes_little_memory(tmp_path: Path) -> None:
+    """Not as much as the largest file may have: where memory is not lent freely, nothing could be read."""
+    path = tmp_path / "a.txt"
+    path.write_text("words")
+    program = "import resource, sys; resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))\n"
+    program += "from flatscope.disk import read_file; assert read_file(sys.argv[1]) == b'words'"
+    done = subprocess.run([sys.executable, "-c", program, path], capture_output=True, text=True, env=environment())
+    assert done.returncode == 0, done.stderr
+
+
+def environment() -> dict[str, str]:
+    """Of a process with the source of this checkout, and one thread, whose stacks take memory too."""
+    return os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OPENBLAS_NUM_THREADS": "1"}
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="files as Linux has them")
+def test_a_file_that_grows_is_read_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flatscope.disk.CHUNK", 3)
+    assert read_file("/proc/self/comm") == Path("/proc/self/comm").read_bytes()  # says that it has no bytes
+    with pytest.raises(InputError, match="at most 4 bytes, got more"):
+        read_file("/proc/self/maps", 4)
 
 
 def sweep(folder: Path) -> tuple[Path, Store]:

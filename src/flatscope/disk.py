@@ -14,6 +14,7 @@ from pathlib import Path
 from flatscope.errors import InputError
 
 MOST_BYTES, MOST_TEXT = 8 << 30, 1 << 28  # of a file that is read as a whole, and of one that people write
+CHUNK = 1 << 24
 SUM_ENDING = ".b2sum"  # of the file beside one that has no room for a checksum: what `b2sum -l 128` prints
 _KINDS = {
     stat.S_IFDIR: "a folder",
@@ -48,10 +49,21 @@ def read_file(path: str | os.PathLike[str], most: int = MOST_BYTES) -> bytes:
     with open_file(path) as file:
         if (size := os.fstat(file.fileno()).st_size) > most:
             raise InputError(f"a file of at most {most:,} bytes", f"{size:,}", where=os.fspath(path))
-        content = file.read(most + 1)
-    if len(content) > most:  # it grew, or its size was not known
+        content = file.read(size + 1)  # takes memory for as much as is asked for, also where the file is smaller
+        if len(content) > size:  # it grew, or its size was not known
+            content = _rest(file, content, most)
+    if len(content) > most:
         raise InputError(f"a file of at most {most:,} bytes", "more", where=os.fspath(path))
     return content
+
+
+def _rest(file: BufferedReader, begun: bytes, most: int) -> bytes:
+    """What a file holds, once this was read of it, up to something beyond so many bytes."""
+    parts, length = [begun], len(begun)
+    while length <= most and (part := file.read(CHUNK)):
+        parts.append(part)
+        length += len(part)
+    return b"".join(parts)
 
 
 def check_file(path: str | os.PathLike[str]) -> None:
