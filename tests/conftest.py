@@ -34,7 +34,10 @@ gc.disable()  # until all tests are collected: imports leave little behind
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 LAST: list[Path | None] = [None]  # file of the last test
-SOURCE, TESTS = str(Path(flatscope.__file__).parents[1]), str(Path(__file__).parent)
+SOURCE, TESTS = str(Path(flatscope.__file__).parents[1]), Path(__file__).parent
+# All folders of tests: what is imported from another one is found, whichever of them runs.
+FOLDERS = [str(folder) for folder in (TESTS, *sorted(TESTS.rglob("*/"))) if folder.name != "__pycache__"]
+sys.path += [folder for folder in FOLDERS if folder not in sys.path]
 
 
 def pytest_configure() -> None:
@@ -45,7 +48,7 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     # Processes that a test starts use the flatscope of the test, whatever is installed, and find its files.
     known = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(filter(None, (SOURCE, TESTS, *known))))
+    os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(filter(None, (SOURCE, *FOLDERS, *known))))
 
 
 def pytest_collection_finish() -> None:

@@ -37,7 +37,7 @@ from flatscope.training.models import build
 KEYS = ["measure", "options", "layer", "unit", "sample"]
 
 
-SCRIPT = str(Path(__file__).parent / "measured_by_ranks.py")
+SCRIPT = str(Path(__file__).parent / "helpers" / "measured_by_ranks.py")
 
 
 def started(number: int, *what: str) -> subprocess.CompletedProcess[str]:

@@ -1,8 +1,8 @@
 """The page of which measure has a value on which network, and why not where it has none.
 
 `python docs/generate/networks_table.py [NETWORK …]` measures these networks (all, if none is named) of
-tests/architectures.py with the default measures and keeps what it finds in docs/networks.json; with `--missing` only
-measures that the file lacks. The documentation's page is made from that file.
+tests/helpers/architectures.py with the default measures and keeps what it finds in docs/networks.json; with `--missing`
+only measures that the file lacks. The documentation's page is made from that file.
 """
 
 import json
@@ -95,6 +95,6 @@ def main(names: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(DOCS.parent / "tests"))
+    sys.path.insert(0, str(DOCS.parent / "tests" / "helpers"))
     warnings.simplefilter("ignore")
     main(sys.argv[1:])

@@ -2,7 +2,7 @@
 
 An operation that is not listed is a wall, and curved: whatever enters it is fixed as far as scales go, and nothing is
 known of its derivatives, its paths or how far it stretches. That is always safe, only less than could be said. A new
-operation is one entry; `tests/test_operations.py` holds every entry to what the operation does.
+operation is one entry; `tests/network/test_operations.py` holds every entry to what the operation does.
 """
 
 from __future__ import annotations

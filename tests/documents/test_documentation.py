@@ -19,7 +19,7 @@ from flatscope import registry
 from flatscope.registry import declarations
 from flatscope.training.benchmarking.leaderboard import released_leaderboard, score_number
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "docs" / "generate"))
 
 import measure_pages  # noqa: E402

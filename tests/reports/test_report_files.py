@@ -155,7 +155,7 @@ def test_a_study_has_its_claims(tmp_path: Path) -> None:
 
 
 def test_a_sweep_from_its_file_to_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file, store = Path(__file__).parents[1] / "examples" / "sweep.toml", tmp_path / "store"
+    file, store = Path(__file__).parents[2] / "examples" / "sweep.toml", tmp_path / "store"
     assert run(monkeypatch, "sweep", "run", file, "--store", store, "--workers", 0) == 0
     for ending in ("csv", "parquet"):
         many, page = tmp_path / f"many.{ending}", tmp_path / f"{ending}.html"

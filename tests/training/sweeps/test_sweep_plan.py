@@ -103,7 +103,7 @@ def test_a_slip_in_a_sweep_is_one_error_before_any_trial(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    text = (Path(__file__).parents[1] / "examples" / "sweep.toml").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[3] / "examples" / "sweep.toml").read_text(encoding="utf-8")
     assert old in text
     (tmp_path / "slip.toml").write_text(text.replace(old, new), encoding="utf-8")
     code, out, err = call(monkeypatch, capsys, "run", tmp_path / "slip.toml", "--store", tmp_path / "store")

@@ -20,7 +20,7 @@ from flatscope import InputError, Problem, measure
 from flatscope.cli.sources import load_model
 from flatscope.inputs.loading import load
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 LABELS = ROOT / "examples" / "true_and_random_labels.py"
 MODULES = [

@@ -20,7 +20,7 @@ STUDY = "petzka2019-ridge"
 
 @pytest.fixture
 def results(tmp_path: Path) -> Path:
-    small = StudyResult.load(Path(__file__).parents[1] / "src" / "flatscope_papers" / "results" / STUDY / "small")
+    small = StudyResult.load(Path(__file__).parents[2] / "src" / "flatscope_papers" / "results" / STUDY / "small")
     for scale in ("small", "paper"):
         replace(small, scale=scale).save(tmp_path / "results" / STUDY / scale)
     return tmp_path / "results"

@@ -11,7 +11,7 @@ import pytest
 from flatscope.network.watching import FunctionChangedError
 from flatscope.registry import SYMMETRIES, declarations
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "docs" / "generate"))
 
 import symmetry_matrix as matrix  # noqa: E402

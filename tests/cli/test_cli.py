@@ -34,7 +34,7 @@ from flatscope.inputs.loading import load
 from flatscope.registry import declarations, select
 from flatscope.training.checkpoint import TrainConfig
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 MODEL = f"{ROOT / 'examples' / 'my_model.py'}:build"
 SMALL = ["--model", MODEL, "--data", "digits", "--train-size", "60", "--test-size", "20"]
 

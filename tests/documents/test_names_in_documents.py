@@ -14,7 +14,7 @@ import torch
 
 import flatscope as fs
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 # Records tell how things were; the changelog too.
 DOCUMENTS = [
     *(page for page in sorted((ROOT / "docs").rglob("*.md")) if page.parent.name != "records"),

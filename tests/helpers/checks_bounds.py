@@ -100,7 +100,7 @@ def noise_kept() -> Iterator[list[Trained]]:
 
 def equals_its_twin(entry: Declaration, dense: Dense, delta: float = DELTA, seed: int = 0, **options: Any) -> Rows:
     """Every row has the twin's value, or is refused where the twin says that an assumption fails."""
-    assert entry.name in BOUND_TWINS, f"{entry.name} has no naive twin in tests/references_bounds.py"
+    assert entry.name in BOUND_TWINS, f"{entry.name} has no naive twin in tests/helpers/references_bounds.py"
     with noise_kept() as kept:
         rows = rows_of(entry, context(dense.tiny.problem(), seed), delta, **options)
     given = SETTINGS.get(entry.name, {}) | options

@@ -9,7 +9,6 @@ import pickle
 import signal
 import subprocess
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pandas as pd
@@ -19,7 +18,6 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-import flatscope
 from flatscope.errors import InputError, Interrupted, UnknownNameError, WeightsError
 from flatscope.inputs.weight_files import load_weights, read_weights, save_weights
 from flatscope.training import gpu_steps
@@ -386,10 +384,9 @@ def test_interrupt_without_a_folder_says_that_nothing_was_saved():
 
 
 CHILD = """
-import os, sys, time
+import os, time
 import torch
 torch.set_num_threads(1)
-sys.path.insert(0, {tests!r})
 import test_loop
 from flatscope.inputs import weight_files
 from flatscope.training.loop import train
@@ -422,11 +419,8 @@ train(model, data, test_loop.CONFIG, checkpoint={folder!r}, after_epoch=saved)
 @pytest.mark.parametrize("moment", ["in an epoch", "while saving"])
 def test_resume_after_sigkill_is_bit_identical(tmp_path, moment):
     """Killed in the middle of epoch 4, or while its checkpoint is being written: epoch 3 is there whole."""
-    script = CHILD.format(tests=str(Path(__file__).parent), moment=moment, folder=str(tmp_path))
-    source = str(Path(flatscope.__file__).parents[1])
-    child = subprocess.Popen(
-        [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": source}
-    )
+    script = CHILD.format(moment=moment, folder=str(tmp_path))
+    child = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
     try:
         assert child.stdout.readline().strip() == "now"
     finally:

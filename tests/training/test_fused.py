@@ -1,9 +1,8 @@
 """The fused kernel: the steps of a stack, bit for bit the same again, and a reason wherever the stack is used.
 
-Without a GPU the kernel runs as C++ with threads of the CPU (tests/fused_on_cpu.py); with one, also as it is meant.
+Without a GPU the kernel runs as C++ with threads of the CPU (tests/helpers/fused_on_cpu.py); with one, also as meant.
 """
 
-import os
 import signal
 import subprocess
 import sys
@@ -159,7 +158,6 @@ def test_a_trial_that_diverges_or_stops_changes_nothing_for_the_others(device):
 
 KILLED = """
 import os, signal, sys
-sys.path.insert(0, sys.argv[1])
 import test_fused
 from flatscope.training import fused_stack
 
@@ -175,16 +173,16 @@ Killed.launches = 0
 from pathlib import Path
 from flatscope.training import group_training
 group_training.FusedStack = Killed
-if sys.argv[3] == "cpu":
-    fused_stack.machine_of = lambda device: test_fused.CppMachine(Path(sys.argv[4]))
-test_fused.run("pooled", test_fused.TRIALS, sys.argv[3], 4, stacked="fused", checkpoint=sys.argv[2])
+if sys.argv[2] == "cpu":
+    fused_stack.machine_of = lambda device: test_fused.CppMachine(Path(sys.argv[3]))
+test_fused.run("pooled", test_fused.TRIALS, sys.argv[2], 4, stacked="fused", checkpoint=sys.argv[1])
 """
 
 
 @pytest.mark.long
 def test_a_process_killed_in_the_middle_of_an_epoch_goes_on_to_the_same_weights(device, tmp_path, folder):
     whole = run("pooled", TRIALS, device, 4, stacked="fused")
-    command = [sys.executable, "-c", KILLED, os.path.dirname(__file__), str(tmp_path), device, str(folder)]
+    command = [sys.executable, "-c", KILLED, str(tmp_path), device, str(folder)]
     done = subprocess.run(command, capture_output=True, check=False)
     assert done.returncode == -signal.SIGKILL, done.stderr.decode()
     seen = []

@@ -18,7 +18,7 @@ from flatscope.training.populations.atlas_making import FEWEST
 from flatscope.training.populations.resampled import copies, intervals, weighted_correlation
 from flatscope.training.sweeps.store import Store
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[3]
 CORRELATIONS: dict[str, Any] = {"pearson": stats.pearsonr, "spearman": stats.spearmanr, "kendall": stats.kendalltau}
 EPOCHS = (1, 2, 4, 8, 16)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-SOURCE = Path(__file__).parent.parent / "src" / "flatscope"
+SOURCE = Path(__file__).parents[2] / "src" / "flatscope"
 
 
 @pytest.mark.parametrize("readme", sorted(SOURCE.glob("*/README.md")), ids=lambda path: path.parent.name)
@@ -27,7 +27,7 @@ def test_every_file_has_a_place_in_the_reading_order(folder: str) -> None:
 
 
 def test_nobody_is_told_to_install_what_no_registry_has() -> None:
-    root = Path(__file__).parents[1]
+    root = Path(__file__).parents[2]
     pages = [root / "README.md", *sorted((root / "docs").rglob("*.md"))]
     told = [str(page) for page in pages if re.search(r"pip install\b[^\n`]*\bflatscope\b", page.read_text("utf-8"))]
     assert told == []

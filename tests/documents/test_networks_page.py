@@ -11,7 +11,7 @@ from architectures import architectures
 import flatscope as fs
 from flatscope.registry import select
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 CHEAP = ["parameter_count", "vc_dimension", "gradient_norm", "margin", "l2_norm", "path_norm", "lipschitz_l2"]
 # Small ones of every kind: on them the whole default table is run.
 SMALL = [

@@ -16,7 +16,7 @@ from flatscope.training.checkpoint import TrainConfig
 from flatscope.training.loop import train
 from flatscope.training.models import build
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 FILE = """
 [data]
 name = "digits"

@@ -167,7 +167,7 @@ def search_of(entry: Declaration) -> float:
 
 
 def equals_its_twin(entry: Declaration, dense: Dense) -> None:
-    assert entry.name in TWINS, f"{entry.name} has no naive twin in tests/references.py"
+    assert entry.name in TWINS, f"{entry.name} has no naive twin in tests/helpers/references.py"
     tiny = dense.tiny
     expected = TWINS[entry.name](dense)
     if isinstance(expected, Tensor):

@@ -115,8 +115,7 @@ def _copied(folder: Path, problem: fs.Problem) -> Path:
 
 
 KILLED = """
-import os, signal, sys, torch, flatscope as fs
-sys.path.insert(0, {tests!r})
+import os, signal, torch, flatscope as fs
 import networks
 from flatscope.landscapes.landscape_function import KeptRows
 
@@ -134,7 +133,7 @@ fs.landscape(networks.mlp().problem(), grid=5, checkpoint={folder!r})
 @pytest.mark.long
 def test_landscape_goes_on_after_a_kill(tmp_path: Path) -> None:
     folder = tmp_path / "rows"
-    script = textwrap.dedent(KILLED).format(tests=str(Path(__file__).parent), folder=str(folder))
+    script = textwrap.dedent(KILLED).format(folder=str(folder))
     done = subprocess.run([sys.executable, "-c", script], env={**os.environ}, check=False, capture_output=True)
     assert done.returncode == -signal.SIGKILL, done.stderr.decode()
     assert sorted(path.name for path in folder.glob("row-*")) == [f"row-0000{i}.npz" for i in range(3)]
@@ -234,7 +233,7 @@ def test_command_writes_surface_picture_and_page(
 ) -> None:
     from flatscope.cli.app import main
 
-    model = Path(__file__).parents[1] / "examples" / "my_model.py"
+    model = Path(__file__).parents[2] / "examples" / "my_model.py"
     files = [tmp_path / f"plane.{ending}" for ending in ("npz", "png", "html")]
     monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)  # put back what main replaces
     common = ["flatscope", "landscape", "--model", f"{model}:build", "--data", "digits", "--train-size", "60"]

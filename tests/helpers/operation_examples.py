@@ -341,6 +341,6 @@ def _pool(name: str, x: Tensor) -> Any:
 
 
 EXAMPLES = _movers() | _entrywise() | _created() | _mixing()
-# Not on this machine; and those that are written out before the table is asked (tests/test_expansions.py).
+# Not on this machine; and those that are written out before the table is asked (tests/network/test_expansions.py).
 ELSEWHERE = {"cuda", "group_norm", "instance_norm"}
 NAMES = [name for name in TABLE if name not in ELSEWHERE]
