@@ -51,7 +51,7 @@ test-all: setup
 
 # The quick part of `test`, while working: every measure against its twin on one network, the spine, the symmetries.
 test-fast: setup
-	$(PYTEST) -m "not slow"
+	$(PYTEST) -m "fast and not slow and not long"
 
 # Changes to the source, each with the test that must notice it: says which survive.
 mutants: setup
@@ -103,7 +103,7 @@ versions:
 	$(PYTHON) -m venv .venv-$(TORCH)
 	.venv-$(TORCH)/bin/python -m pip install --quiet torch==$(TORCH)
 	.venv-$(TORCH)/bin/python -m pip install --quiet -e . pytest
-	.venv-$(TORCH)/bin/python -m pytest -m "not slow" tests/measures/test_contract.py tests/measures/test_golden.py \
+	.venv-$(TORCH)/bin/python -m pytest -m "not slow and not long" tests/measures/test_contract.py tests/measures/test_golden.py \
 		tests/test_problem.py tests/test_losses.py tests/curvature/test_operators.py tests/symmetries/test_basis_paths.py
 
 # What the page of networks is made of, which measure works on which: some minutes.

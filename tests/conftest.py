@@ -13,22 +13,6 @@ import torch
 
 import flatscope
 
-# Files that `make test-fast` runs; the others train, start processes, open a browser, or search for long.
-# fmt: off
-FAST = {
-    "bounds", "bounds_contract", "cli_bounds", "comparing_words", "contract", "effort", "errors_of_sums", "factors",
-    "folding", "golden", "graph", "labels", "layout", "losses", "mutants", "operators", "probabilities", "problem",
-    "registry", "relative_flatness", "results", "samples", "scaling", "sharpness_theorem", "store", "sweep", "table",
-    "targets", "verdicts", "walls",
-}
-# Files that `make test` leaves to `make test-all`: they start processes or a browser, read the published data, run all
-# pages of the documentation or whole networks, or count over hundreds of repeats. Single tests have their own mark.
-LONG = {
-    "benchmarking", "documentation", "hostile_strings", "models_of_others", "networks_page", "public_sets", "ranks",
-    "ray", "real_networks", "repeatability", "report_atlas", "report_browser", "report_interaction",
-    "report_landscape", "report_layout", "report_population", "report_studies", "stopping", "sweep_kills", "sweeps",
-}
-# fmt: on
 gc.disable()  # until all tests are collected: imports leave little behind
 # Processes that tests start, and the next run, find compiled what this one has compiled, whatever the shell says.
 sys.dont_write_bytecode = False
@@ -72,12 +56,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     kept = [n for n, item in enumerate(items) if item.path.stem == "test_contract"]
     for n, item in zip(kept, sorted((items[n] for n in kept), key=_measure), strict=True):
         items[n] = item
-    for item in items:
-        file = item.path.stem.removeprefix("test_")
-        if file in LONG:
-            item.add_marker("long")
-        if item.path.parent.name == "papers" or file not in FAST or item.get_closest_marker("long"):
-            item.add_marker("slow")
 
 
 def _measure(item: pytest.Item) -> str:

@@ -14,6 +14,8 @@ from flatscope.context import Context, bytes_of, make_effort, seconds_of
 from flatscope.errors import InputError
 from flatscope.formatting import time_text
 
+pytestmark = pytest.mark.fast
+
 
 @pytest.fixture
 def problem() -> fs.Problem:

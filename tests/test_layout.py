@@ -15,6 +15,8 @@ import pytest
 
 from flatscope.registry import Declaration, declarations
 
+pytestmark = pytest.mark.fast
+
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "flatscope"
 TRAINING_SOURCE = SOURCE / "training"

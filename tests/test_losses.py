@@ -16,6 +16,8 @@ import flatscope as fs
 from flatscope.context import Context
 from flatscope.loss import Loss, as_loss, next_tokens
 
+pytestmark = pytest.mark.fast
+
 IGNORED = -100
 
 

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from mutants import ROOT, Mutant, main, mutants, verdict
 
+pytestmark = pytest.mark.fast
+
 
 @pytest.mark.parametrize("mutant", mutants(), ids=lambda mutant: mutant.name)
 def test_the_change_can_be_made_and_the_test_is_there(mutant: Mutant) -> None:

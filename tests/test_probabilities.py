@@ -13,6 +13,8 @@ from torch.nn import functional
 import flatscope as fs
 from flatscope.input_checks import probability_kind
 
+pytestmark = pytest.mark.fast
+
 X = torch.randn(40, 6, generator=torch.Generator().manual_seed(0))
 Y = torch.arange(40) % 3
 

@@ -20,6 +20,8 @@ from flatscope import isolation
 from flatscope.errors import InputError
 from flatscope.loss import as_loss
 
+pytestmark = pytest.mark.fast
+
 X = torch.randn(40, 4, generator=torch.Generator().manual_seed(0))
 Y = torch.arange(40) % 3
 NAMES = ["parameter_count", "gradient_norm", "hessian_trace", "margin"]

@@ -34,6 +34,8 @@ from flatscope.ranks import ALONE, Ranks, launched, present_ranks, process_group
 from flatscope.registry import declarations
 from flatscope.training.models import build
 
+pytestmark = pytest.mark.long
+
 KEYS = ["measure", "options", "layer", "unit", "sample"]
 
 
@@ -86,7 +88,6 @@ def test_what_is_sampled_is_that_of_one_process(of_three: Path) -> None:
             assert found[name] == pytest.approx(values, rel=1e-6, abs=1e-8), (name, rank)
 
 
-@pytest.mark.slow
 def test_every_measure_and_bound_is_that_of_one_process(of_three: Path) -> None:
     number = 3
     entries = declarations() | declarations("bound")
@@ -175,7 +176,6 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Shared]:
     return found
 
 
-@pytest.mark.slow
 def test_torchrun_prints_one_table(shared: dict[str, Shared]) -> None:
     found = shared["table"]
     assert found.codes == [0, 0], found.err
@@ -185,7 +185,6 @@ def test_torchrun_prints_one_table(shared: dict[str, Shared]) -> None:
     assert one == pytest.approx(two, rel=1e-9)
 
 
-@pytest.mark.slow
 def test_torchrun_prints_one_audit(shared: dict[str, Shared]) -> None:
     found = shared["audit"]
     assert found.codes == [0, 0], found.err
@@ -199,7 +198,6 @@ def test_torchrun_prints_one_audit(shared: dict[str, Shared]) -> None:
     assert {row["verdict"] for row in found.two["rows"]} == {"invariant", "moved"}
 
 
-@pytest.mark.slow
 def test_torchrun_prints_one_comparison(shared: dict[str, Shared]) -> None:
     found = shared["comparison"]
     assert found.codes == [0, 0], found.err
@@ -293,7 +291,6 @@ def lost_rank(folder: Path, rank: int, port: str) -> None:
         runpy.run_path(str(folder / "lost.py"), run_name="__main__")
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 @pytest.mark.parametrize("how", ["kill", "hang"])
 def test_the_others_end_with_the_cause_where_a_rank_is_lost(

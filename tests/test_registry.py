@@ -30,6 +30,8 @@ from flatscope.registry import (
     select,
 )
 
+pytestmark = pytest.mark.fast
+
 WORDS: dict[str, Any] = {"symbol": "x", "paper": "flatscope", "equation": "none"}
 
 

@@ -8,6 +8,8 @@ from torch import nn
 
 import flatscope as fs
 
+pytestmark = pytest.mark.long
+
 FROM_WEIGHTS = ["l2_norm", "l1_path_norm", "l2_path_norm", "psi_balance", "parameter_count", "group_norm"]
 FROM_DATA = ["margin", "gradient_norm", "kappa_trace_sum", "rho_sum", "hessian_trace", "hessian_max_eigenvalue"]
 

@@ -16,6 +16,8 @@ import flatscope as fs
 from flatscope.result import Result
 from flatscope.training.populations.population_frame import PopulationFrame
 
+pytestmark = pytest.mark.fast
+
 CLASSES: dict[str, type[Result]] = {
     "table": fs.Table,
     "bounds": fs.Table,

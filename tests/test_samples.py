@@ -13,6 +13,8 @@ from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, Weighte
 from flatscope import InputError
 from flatscope.samples import PROBED_SAMPLES, Samples, as_samples, cut, moved, parts_of, shape_text, split_batch
 
+pytestmark = pytest.mark.fast
+
 X = torch.arange(30.0).view(10, 3)
 Y = torch.arange(10)
 PAIRS = TensorDataset(X, Y)

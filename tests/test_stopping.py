@@ -18,6 +18,8 @@ import flatscope as fs
 from flatscope.context import Context, Effort
 from flatscope.sampling import draw_until_precise, pair_means
 
+pytestmark = pytest.mark.long
+
 OPTIONS: dict[str, dict[str, Any]] = {
     "expected_sharpness": {"alpha": 0.01},
     "expected_flatness": {"draws": 1000},
@@ -109,7 +111,6 @@ def by_seed() -> list[pd.DataFrame]:
     return [table.to_frame().set_index("measure")[["value", "stderr"]] for table in tables]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", OPTIONS)
 def test_the_standard_error_of_a_measure_that_stopped_covers(name: str, by_seed: list[pd.DataFrame]) -> None:
     """200 seeds of each estimator on a tiny network, against one long run of another seed."""

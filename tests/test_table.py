@@ -15,6 +15,8 @@ from flatscope import InputError, Table
 from flatscope.errors import UnknownNameError
 from flatscope.formatting import number
 
+pytestmark = pytest.mark.fast
+
 HOSTILE = '<img src=x onerror="alert(1)">|a\nb & "c"'
 DESIGN_COLUMNS = [
     *("measure", "options", "layer", "unit", "sample", "value", "stderr", "data_stderr", "low", "high", "exact"),

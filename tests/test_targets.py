@@ -17,6 +17,8 @@ from torch.nn import functional
 import flatscope as fs
 from flatscope.loss import next_tokens
 
+pytestmark = pytest.mark.fast
+
 CURVATURE = ["hessian_trace", "layer_trace", "rho_unit", "relative_flatness", "hessian_max_eigenvalue"]
 
 

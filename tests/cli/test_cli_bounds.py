@@ -11,6 +11,8 @@ from flatscope.cli.app import app
 from flatscope.errors import InputError
 from flatscope.registry import declarations, select
 
+pytestmark = pytest.mark.fast
+
 MEASURE = ["measure", "--model", "mlp", "--model-option", "widths=64,4,10", "--data", "digits", "--flatten"]
 MEASURE += ["--train-size", "30", "--test-size", "20", "-m", "margin"]
 QUICK = [entry.name for entry in select(None, "bound")]

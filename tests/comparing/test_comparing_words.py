@@ -16,6 +16,8 @@ from flatscope.comparing.rankings import close_text, places
 from flatscope.comparing.verdicts import on_a_slope
 from flatscope.network_summary import NetworkSummary
 
+pytestmark = pytest.mark.fast
+
 
 def test_without_classes_the_loss_says_which_network_is_undertrained() -> None:
     generator = torch.Generator().manual_seed(0)

@@ -11,6 +11,8 @@ from flatscope.comparing.verdicts import Quantity, differs, judge, undertrained
 from flatscope.network_summary import NetworkSummary
 from flatscope.registry import declarations
 
+pytestmark = pytest.mark.fast
+
 
 def quantity(name: str, *values: float, stderr: float = 0.0, width: float = 0.0, searched: bool = False) -> Quantity:
     """A measure with one value for each of the networks a, b, c …"""

@@ -17,6 +17,8 @@ from flatscope.curvature.sweep_result import Curvature, Mean
 from flatscope.limits import STANDARD
 from flatscope.measures import layer_values
 
+pytestmark = pytest.mark.fast
+
 
 def widened(variances: torch.Tensor, freedom: int) -> float:
     """Factor by which Student's 95 % interval of a sum is wider than a normal one, by Satterthwaite's degrees.

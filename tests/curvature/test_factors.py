@@ -11,6 +11,8 @@ from torch import Tensor
 from flatscope.curvature.output_hessian import Columns, output_root
 from flatscope.loss import Loss, as_loss
 
+pytestmark = pytest.mark.fast
+
 
 def output_columns(loss: Loss, outputs: Tensor, targets: Tensor) -> Columns:
     """All columns of a few samples."""

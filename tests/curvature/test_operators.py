@@ -18,6 +18,8 @@ from flatscope.curvature.hessian_products import vector_jacobian
 from flatscope.curvature.operators import GaussNewton, Hessian
 from flatscope.errors import InputError, UnknownNameError
 
+pytestmark = pytest.mark.fast
+
 
 @pytest.mark.parametrize("build", BUILDERS, ids=lambda build: build.__name__)
 def test_hessian_products(build) -> None:  # type: ignore[no-untyped-def]

@@ -26,6 +26,8 @@ from flatscope.limits import STANDARD, MemoryShare
 from flatscope.loss import as_loss
 from flatscope.network.operations import PIECES, TABLE
 
+pytestmark = pytest.mark.fast
+
 
 class Twice(nn.Module):
     """One weight used twice, an unused one, and a parameter that is no layer's."""

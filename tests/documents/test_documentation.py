@@ -19,6 +19,8 @@ from flatscope import registry
 from flatscope.registry import declarations
 from flatscope.training.benchmarking.leaderboard import released_leaderboard, score_number
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "docs" / "generate"))
 

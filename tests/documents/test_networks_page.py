@@ -11,6 +11,8 @@ from architectures import architectures
 import flatscope as fs
 from flatscope.registry import select
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).parents[2]
 CHEAP = ["parameter_count", "vc_dimension", "gradient_norm", "margin", "l2_norm", "path_norm", "lipschitz_l2"]
 # Small ones of every kind: on them the whole default table is run.
@@ -43,7 +45,6 @@ def test_cheap_measures_fail_on_no_network(name: str) -> None:
     assert failed(name, CHEAP, "20s") == []
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in SMALL if name in architectures()])
 def test_the_default_table_fails_on_no_network(name: str) -> None:
     assert failed(name, "standard", "2s") == []

@@ -39,6 +39,8 @@ from flatscope_papers.theory.sample_sizes import (
 )
 from flatscope_papers.theory.sharpness_lemmas import unit_prior_kl
 
+pytestmark = pytest.mark.fast
+
 SEEDED = torch.Generator().manual_seed(0)
 
 

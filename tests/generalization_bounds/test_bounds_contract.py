@@ -16,6 +16,8 @@ from torch import nn
 
 from flatscope.registry import SYMMETRIES, Declaration, declarations
 
+pytestmark = pytest.mark.fast
+
 BOUNDS = list(declarations("bound").values())
 by_bound = pytest.mark.parametrize("entry", BOUNDS, ids=lambda entry: entry.name)
 

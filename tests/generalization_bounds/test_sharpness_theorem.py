@@ -28,6 +28,8 @@ from flatscope_papers.theory.sharpness_lemmas import (
     rebalanced,
 )
 
+pytestmark = pytest.mark.fast
+
 TWO = TheoremConstants(widths=(4, 9, 4), norms=(3.0, 2.0), mu=0.5, c2=2.0, c3=1.5, outputs=0.1, lipschitz=1.5)
 
 

@@ -29,6 +29,8 @@ from flatscope.inputs.known_files import CIFAR10, MNIST, SETS, Download, KnownFi
 from flatscope.inputs.loading import available, fetch, load, verify
 from flatscope.inputs.public_sets import data_root, read_part
 
+pytestmark = pytest.mark.long
+
 Files = dict[str, bytes]
 
 

@@ -23,6 +23,8 @@ from references import Dense, dense
 
 from flatscope.registry import SYMMETRIES, Declaration, declarations
 
+pytestmark = pytest.mark.fast
+
 MEASURES = list(declarations().values())
 by_measure = pytest.mark.parametrize("entry", MEASURES, ids=lambda entry: entry.name)
 on_every_network = pytest.mark.parametrize(

@@ -10,6 +10,8 @@ from golden import COLUMNS, GOLDEN, current
 
 from flatscope.errors import NumericalWarning
 
+pytestmark = pytest.mark.fast
+
 
 def test_numbers_are_those_on_file() -> None:
     stored = pd.read_csv(GOLDEN, keep_default_na=True, dtype={"layer": str, "options": str}).fillna(

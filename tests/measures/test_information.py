@@ -45,7 +45,6 @@ def test_a_linear_model_has_as_many_dimensions_as_its_data_decide() -> None:
     assert row(problem, "effective_dimension", alpha=1e-9)["value"] == pytest.approx(5)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("alpha", [1e-3, 0.1])
 @pytest.mark.usefixtures("sampled")
 def test_random_vectors_find_the_effective_dimension(alpha: float) -> None:
@@ -136,7 +135,6 @@ def test_damping_and_ratio_by_definition() -> None:
             assert found["value"] == pytest.approx(float(C.trace() / written.trace()), rel=1e-9)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("centred", [False, True])
 @pytest.mark.usefixtures("sampled")
 def test_random_sums_of_gradients_find_the_damped_trace(centred: bool) -> None:

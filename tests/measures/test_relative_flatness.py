@@ -13,6 +13,8 @@ from torch.func import functional_call
 
 import flatscope as fs
 
+pytestmark = pytest.mark.fast
+
 
 def test_linear_regression_gives_the_ridge_penalty() -> None:
     """κ of linear regression is ‖w‖² · 2 λ_max(mean x xᵀ)."""

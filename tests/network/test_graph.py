@@ -12,6 +12,8 @@ from flatscope.errors import InputError, UnknownNameError
 from flatscope.network.tracing import trace
 from flatscope.network.watching import Operation, replay
 
+pytestmark = pytest.mark.fast
+
 torch.set_num_threads(1)
 
 

@@ -15,6 +15,8 @@ from trained_networks import TRAINED
 import flatscope as fs
 from flatscope.errors import FlatscopeError
 
+pytestmark = pytest.mark.long
+
 torch.set_num_threads(1)
 REFUSED = networks_of_packages_more.REFUSED
 SERVED: dict[str, Maker] = {**TRAINED, **PACKAGES}

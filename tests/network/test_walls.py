@@ -8,6 +8,8 @@ from torch import Tensor, nn
 
 import flatscope as fs
 
+pytestmark = pytest.mark.fast
+
 
 class Walled(nn.Module):
     """Two layers whose outputs are added, one of them read by a sigmoid too; beside them a layer that is free."""

@@ -19,6 +19,8 @@ from flatscope_papers.pages.section import address
 from flatscope_papers.reproduction import latest, load_results
 from flatscope_papers.study_result import StudyResult
 
+pytestmark = pytest.mark.long
+
 RESULTS = load_results(Path(__file__).parents[2] / "src" / "flatscope_papers" / "results")
 SHOWN = "[...document.querySelectorAll('article.study:not([hidden])')].map(e => e.dataset.paper)"
 CLAIMS = (

@@ -57,7 +57,6 @@ def looked_at(browser: Any, path: Path) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("shift", range(0, len(STRINGS), int(os.environ.get("HOSTILE_STEP", "12"))))
 def test_a_string_in_any_place_is_text(browser: Any, shift: int, tmp_path: Path) -> None:
     fill = Filler(shift)

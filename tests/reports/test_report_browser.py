@@ -20,7 +20,11 @@ NAMES = "[...document.querySelectorAll('#measure-table tbody tr:not([hidden]) .n
 FILTER, STATUS = "#measure-table-tools input[type=search]", "#measure-table-tools [role=status]"
 SIDEWAYS = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
 
-pytestmark = [pytest.mark.browser, pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")]
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed"),
+    pytest.mark.long,
+]
 
 
 @pytest.fixture(scope="module")

@@ -22,6 +22,8 @@ from flatscope.reports.page import page_text, save_figures
 from flatscope.reports.surfaces import HOLE, Scale, height_scale, planes
 from flatscope.table import Table
 
+pytestmark = pytest.mark.long
+
 
 def bowl(space: str = "weights", *, steep: float = 1.0, grid: int = 9, dimensions: int = 2) -> Surface:
     """A paraboloid of loss over an oblong plane; in path space the points with t₁ > 0.7 are beyond a pole."""

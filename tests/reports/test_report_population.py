@@ -25,6 +25,8 @@ from flatscope.training.populations.population_frame import (
     target_column,
 )
 
+pytestmark = pytest.mark.long
+
 NETWORK_WIDE = [name for name, entry in declarations().items() if entry.per == "network"]
 
 

@@ -12,6 +12,8 @@ from flatscope.network.tracing import trace
 from flatscope.network.watching import relative_difference
 from flatscope.symmetries.folding import fold_batchnorm, has_batchnorm
 
+pytestmark = pytest.mark.fast
+
 torch.set_num_threads(1)
 BatchNorm = nn.modules.batchnorm._BatchNorm
 

@@ -13,6 +13,8 @@ import flatscope as fs
 from flatscope.symmetries.folding import has_batchnorm
 from flatscope.training.models import build
 
+pytestmark = pytest.mark.long
+
 IMAGES = (3, 32, 32)
 
 

@@ -15,6 +15,8 @@ from flatscope.symmetries.folding import fold_batchnorm
 from flatscope.symmetries.scaling import given_scales, random_scales, rescale, rescaled_params
 from flatscope_papers.theory.rewritten_networks import shrink_layer
 
+pytestmark = pytest.mark.fast
+
 torch.set_num_threads(1)
 BatchNorm = nn.modules.batchnorm._BatchNorm
 

@@ -10,6 +10,8 @@ from flatscope.errors import InputError
 from flatscope.inputs.loading import load
 from flatscope.training.label_noise import confusion_set, corrupt_labels, random_labels
 
+pytestmark = pytest.mark.fast
+
 Y = torch.arange(20_000) % 10
 
 

@@ -36,6 +36,8 @@ from flatscope.training.sweeps.configuration import key_of
 from flatscope.training.sweeps.store import Store
 from flatscope.training.sweeps.work import stored_problem, train_and_measure
 
+pytestmark = pytest.mark.long
+
 QUICK = ["l2_norm", "path_norm", "parameter_count", "distance_from_initialization"]
 
 
@@ -276,7 +278,6 @@ def truths(settings: int, shared: float) -> dict[str, float]:
     return {"tau": tau, "psi": psi, "information": information, "worst_error": max(np.mean(environments, axis=0))}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("shared", [0.0, 0.8])
 def test_intervals_of_every_score_cover(shared: float) -> None:
     """95 % intervals, 200 populations of 64 networks; those that allow for a choice may cover more."""

@@ -23,10 +23,10 @@ from flatscope.training.sweeps.engines import SweepFailed, run
 from flatscope.training.sweeps.store import Store
 
 pytestmark = [
+    pytest.mark.long,
     # Looked for, not imported: Ray reads its settings when it is imported, which is up to each driver.
     pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed"),
     pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="asks the system about processes as Linux answers"),
-    pytest.mark.slow,
     pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning", "ignore::ResourceWarning"),
 ]
 

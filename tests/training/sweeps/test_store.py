@@ -23,7 +23,10 @@ from flatscope.training.sweeps.configuration import from_json, plain, to_json
 from flatscope.training.sweeps.store import DamagedTrial, Store
 from flatscope.version import __version__
 
-pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+pytestmark = [
+    pytest.mark.fast,
+    pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
+]
 CONFIG: dict[str, Any] = {"x": 5, "train": {"lr": 0.1, "steps": [[80, 0.1]]}, "name": "α"}
 
 

@@ -32,7 +32,7 @@ from flatscope.training.sweeps.store import Store
 from flatscope_papers.study_runs import study
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.long,
     pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="asks the system about processes as Linux answers"),
     pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
 ]

@@ -16,6 +16,8 @@ from flatscope.training.sweeps import engines, unit_queue
 from flatscope.training.sweeps.engines import SweepFailed, run
 from flatscope.training.sweeps.store import Store
 
+pytestmark = pytest.mark.long
+
 
 def configs(n: int, **extra: Any) -> list[dict[str, Any]]:
     return [{"x": x, "of": {"n": n}, **extra} for x in range(n)]
