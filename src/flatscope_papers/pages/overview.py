@@ -113,10 +113,12 @@ def headlines(found: Iterable[Entry]) -> dict[str, list[Entry]]:
 
 
 def badge(found: Sequence[Entry]) -> str:
-    """At which scale the studies of a paper are judged, in a few words."""
+    """How many studies of a paper are judged at its scale, and which are not, in a few words."""
     counted = [entry for entry in found if entry.finding.counts]
     judged = {e.study.name for e in counted if e.scale == "paper" and e.finding.verdict != UNTESTABLE}
-    return f"{len(judged)} of {len({entry.study.name for entry in counted})} studies judged at paper scale"
+    others = list(dict.fromkeys(e.study.figure for e in counted if e.study.name not in judged))
+    names = f", not {', '.join(others)}" if others else ""
+    return f"{len(judged)} of {len({entry.study.name for entry in counted})} studies judged at paper scale{names}"
 
 
 def _paper(paper: str, own: Sequence[Entry], found: Sequence[Entry], results: Results, folder: str) -> list[str]:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,13 +22,14 @@ from flatscope import BasisPaths, NumericalWarning, Problem, landscape
 from flatscope.training import Store, stored_problem
 from flatscope_papers import intervals
 from flatscope_papers.claims import Answer
-from flatscope_papers.declaration import Analysis, Config, Measured, Runs, Stage, each_trial, study
+from flatscope_papers.declaration import Analysis, Config, Measured, Runs, Stage, as_it_is, each_trial, study
 from flatscope_papers.toml_files import grid
 
 Shown = tuple[Any, pd.DataFrame]  # a row of `networks`, its grid
 SPACES = ("psi", "weights")
 RULE = "cyclic"
 JUDGED = {"batchnorm": True, "augmentation": "none"}  # 87.78 % is what such a network gives without augmentation
+LEVEL = 1e-3  # training loss that both batch sizes reach in the paper
 SMALL_NET = {"name": "all_conv", "options": {"channels": 8}}
 SIZES = grid(__name__)
 
@@ -105,24 +107,34 @@ def median_rise(grid: pd.DataFrame) -> float:
     return float(np.median(np.where(np.isfinite(rises), rises, np.inf)))
 
 
-@study("yi2019-fig3", stages=stages)
+def surfaces_of_table(table: pd.DataFrame, scale: str) -> Analysis:
+    """Claims of the saved table, which has networks and grid points one below the other; its figure stays."""
+    frame = table[table["row"] == "network"].reset_index(drop=True)
+    frame["judged"] = frame["judged"].astype(bool)
+    frame["augmentation"] = frame["augmentation"].fillna("none")
+    judged = frame[frame["judged"]]
+    small, large = (judged[judged["batch"] == batch] for batch in SIZES[scale]["batches"])
+    found = {
+        "train_loss": _largest_loss(judged),
+        "accuracy_small_batch": _accuracy(small, scale),
+        "accuracy_large_batch": _accuracy(large, scale),
+        "related": related(judged),
+        **compared(small, large),
+    }
+    return Analysis(table, found, as_it_is, _notes(scale, frame))
+
+
+@study("yi2019-fig3", stages=stages, from_table=surfaces_of_table)
 def figure_3(runs: Runs) -> Analysis:
     """Surfaces in path space and, beside them, in weight space; drawn for the first seed, judged over all."""
     frame = networks(runs)
     judged = frame[frame["judged"]]
     small, large = (judged[judged["batch"] == batch] for batch in SIZES[runs.scale]["batches"])
-    found = {
-        "train_loss": intervals.largest(judged["train_loss"], _late(judged)),
-        "accuracy_small_batch": _accuracy(small, runs.scale),
-        "accuracy_large_batch": _accuracy(large, runs.scale),
-        "related": related(judged),
-        **compared(small, large),
-    }
     grids = runs.frames("grid")
     shown: list[Shown] = [(part.iloc[0], grids[int(part["network"].iloc[0])]) for part in (small, large)]
     points = [grid.assign(row="grid point", batch=row["batch"], seed=row["seed"]) for row, grid in shown]
     table = pd.concat([frame.assign(row="network"), *points], ignore_index=True)
-    return Analysis(table, found, lambda figure: _draw(figure, shown), _notes(runs.scale, frame))
+    return replace(surfaces_of_table(table, runs.scale), draw=lambda figure: _draw(figure, shown))
 
 
 def networks(runs: Runs) -> pd.DataFrame:
@@ -187,10 +199,14 @@ def related(frame: pd.DataFrame) -> Answer:
     return intervals.correlation(rises, 100 - frame["test_accuracy"], "spearman", note)
 
 
-def _late(frame: pd.DataFrame) -> str:
-    """Which networks miss the level that the paper names."""
-    late = frame[frame["train_loss"] > 1e-3].groupby("batch").size()
-    return ", ".join(f"{count} at batch {batch} above it" for batch, count in late.items())
+def _largest_loss(frame: pd.DataFrame) -> Answer:
+    """The largest final loss; no number where the epochs ended above the paper's level: that shows the budget."""
+    late = frame[frame["train_loss"] > LEVEL]
+    if late.empty:
+        return intervals.largest(frame["train_loss"])
+    counts = " and ".join(f"{count} at batch {batch}" for batch, count in late.groupby("batch").size().items())
+    words = f"{counts} of {len(frame)} networks were stopped above it: losses up to {late['train_loss'].max():.2g}"
+    return Answer(math.nan, runs=len(frame), note=words)
 
 
 def _accuracy(part: pd.DataFrame, scale: str) -> Answer:
@@ -208,12 +224,29 @@ def _notes(scale: str, frame: pd.DataFrame) -> tuple[str, ...]:
         f"median over networks of the rise in weight space: {words}",
         f"rises in path space over networks: {spread}",
     ]
+    reached = frame[frame["judged"] & (frame["train_loss"] <= LEVEL)]
+    if len(reached) < frame["judged"].sum():
+        notes.append(_of_reached(reached, SIZES[scale]["batches"]))
     if scale == "paper":
         means = frame.groupby(["batchnorm", "augmentation", "batch"])["test_accuracy"].mean().unstack("batch")
         distance = (means[128] - 87.78).abs() + (means[2048] - 86.3).abs()
         nearest: Any = distance.idxmin()
         notes.append(f"nearest to the paper's accuracies: BatchNorm {nearest[0]}, augmentation {nearest[1]}")
     return tuple(notes)
+
+
+def _ends(answer: Answer) -> str:
+    known = answer.low is not None and answer.high is not None
+    return f" [{answer.low:.2f}, {answer.high:.2f}]" if known else ""
+
+
+def _of_reached(frame: pd.DataFrame, batches: Sequence[int]) -> str:
+    """The comparisons among the networks that reached the paper's level."""
+    small, large = (frame[frame["batch"] == batch] for batch in batches)
+    found = compared(small, large) | {"related": related(frame)}
+    names = {"generalizes": "points of accuracy", "flatter": "log10 of the rise", "related": "rank correlation"}
+    words = [f"{name} {found[key].value:.2f}{_ends(found[key])}" for key, name in names.items()]
+    return f"the same among the {len(frame)} networks that came to a loss of {LEVEL}: {', '.join(words)}"
 
 
 def _draw(figure: Figure, shown: list[Shown]) -> None:

@@ -85,18 +85,19 @@ def answers(radii: pd.DataFrame) -> dict[str, Answer]:
     of_loss = radii[radii["objective"] == "loss"]
     cells = {key: part["radius"].to_numpy() for key, part in of_loss.groupby(["set", "labels", "moved"])}
     found = {"-".join(cell): intervals.mean(cells[cell]) for cell in PRINTED}
-    pairs = list(itertools.product(SETS, MOVED))
-    level = intervals.joint_level(len(pairs))
+    return found | {f"order_{data}": _order(cells, data) for data in SETS}
+
+
+def _order(cells: Mapping[tuple[str, str, str], np.ndarray[Any, Any]], data: str) -> Answer:
+    """The smaller ratio of natural to random labels, of all parameters and of the top layer."""
+    level = intervals.joint_level(len(MOVED))
     ratios = [
         intervals.difference(
-            np.log10(cells[data, "natural", moved]),
-            np.log10(cells[data, "random", moved]),
-            f"{TITLES[data]}, {WORDS[moved]}",
-            level=level,
+            *(np.log10(cells[data, labels, moved]) for labels in ("natural", "random")), WORDS[moved], level=level
         )
-        for data, moved in pairs
+        for moved in MOVED
     ]
-    return found | {"order": intervals.smallest_of(ratios)}
+    return intervals.smallest_of(ratios)
 
 
 def _other_objective(radii: pd.DataFrame) -> str:
@@ -106,21 +107,19 @@ def _other_objective(radii: pd.DataFrame) -> str:
     return f"the same radii for the error in place of the loss: {', '.join(words)}"
 
 
-def _fitted_pairs(radii: pd.DataFrame, left: Mapping[tuple[str, ...], str]) -> tuple[str, ...]:
-    """The order where both kinds of labels fit, if that is not so of all data."""
-    fitted = [data for data in SETS if not any(data in kind for kind in left)]
-    if not left or not fitted:
-        return ()
-    of_loss = radii[(radii["objective"] == "loss") & radii["set"].isin(fitted)]
-    logs = of_loss.assign(radius=np.log10(of_loss["radius"])).groupby(["set", "moved", "labels"])["radius"].apply(list)
-    parts = []
-    for data, moved in itertools.product(fitted, MOVED):
-        found = intervals.difference(np.array(logs[data, moved, "natural"]), np.array(logs[data, moved, "random"]))
-        parts.append(f"{TITLES[data]}, {WORDS[moved]} {found.value:.3f} [{found.low:.3f}, {found.high:.3f}]")
-    return (f"log10 of the radius, natural over random labels, where both fit: {', '.join(parts)}",)
+def radii_of_table(radii: pd.DataFrame, scale: str) -> Analysis:
+    """Claims and figure of the saved table, which has the training error of the network in every row."""
+    del scale
+    left = unfitted(radii.set_index(["set", "labels"]))
+    judged = {}
+    for key, answer in answers(radii).items():
+        data, *labels = (key.removeprefix("order_") if key.startswith("order_") else key.rpartition("-")[0]).split("-")
+        kinds = [(data, one) for one in labels or LABELS]
+        judged[key] = of_fitted(answer, kinds, left)
+    return Analysis(radii, judged, lambda figure: _draw(figure, radii), (_other_objective(radii),))
 
 
-@study("zhang2017-table1", stages=stages)
+@study("zhang2017-table1", stages=stages, from_table=radii_of_table)
 def table_1(runs: Runs) -> Analysis:
     """Mean distance in random directions at which the training loss, or error, has changed by 0.05."""
     frame = runs.frame()
@@ -133,13 +132,12 @@ def table_1(runs: Runs) -> Analysis:
         "flatness_radius": "radius",
     }
     radii = frame[list(names)].rename(columns=names)
-    left = unfitted(kinds_of(runs))
-    judged = {
-        key: of_fitted(answer, [(key.split("-")[0], key.split("-")[1])] if key != "order" else left, left)
-        for key, answer in answers(radii).items()
-    }
-    notes = (*_fitted_pairs(radii, left), _other_objective(radii))
-    return Analysis(radii, judged, lambda figure: _draw(figure, radii), notes)
+    errors = (
+        kinds_of(runs)
+        .rename_axis(["set", "labels"])
+        .set_index(runs.frame(0)["model.seed"].rename("minimum"), append=True)
+    )
+    return radii_of_table(radii.join(errors, on=["set", "labels", "minimum"]), runs.scale)
 
 
 def _draw(figure: Figure, radii: pd.DataFrame) -> None:
