@@ -88,12 +88,15 @@ def answers(radii: pd.DataFrame) -> dict[str, Answer]:
     return found | {f"order_{data}": _order(cells, data) for data in SETS}
 
 
-def _order(cells: Mapping[tuple[str, str, str], np.ndarray[Any, Any]], data: str) -> Answer:
+def _order(cells: Mapping[Any, np.ndarray[Any, Any]], data: str) -> Answer:
     """The smaller ratio of natural to random labels, of all parameters and of the top layer."""
     level = intervals.joint_level(len(MOVED))
     ratios = [
         intervals.difference(
-            *(np.log10(cells[data, labels, moved]) for labels in ("natural", "random")), WORDS[moved], level=level
+            np.log10(cells[data, "natural", moved]),
+            np.log10(cells[data, "random", moved]),
+            WORDS[moved],
+            level=level,
         )
         for moved in MOVED
     ]
