@@ -46,6 +46,10 @@ def randomly(outputs: Tensor, targets: Tensor) -> Tensor:
     return nn.functional.cross_entropy(outputs, targets, reduction="none") * torch.rand(1)
 
 
+def swapped(outputs: Tensor, targets: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(outputs, targets, reduction="none")
+
+
 def cut_off(outputs: Tensor, targets: Tensor) -> Tensor:
     return nn.functional.cross_entropy(outputs.detach(), targets, reduction="none")
 
@@ -71,7 +75,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "infinite inputs": (lambda: problem((X.clone().fill_(torch.inf), Y)), "finite data"),
     "missing targets": (lambda: problem((X, FLOATS * torch.nan), nn.Linear(4, 1), loss="mse"), "in the targets"),
     "labels as truth values": (lambda: problem((X, Y > 0)), r"y\.long\(\)"),
-    "labels in a column": (lambda: problem((X, Y[:, None])), "class numbers of shape"),
+    "labels in a column": (lambda: problem((X, Y[:, None])), r"y\[:, 0\]"),
     "labels from one": (lambda: problem((X, Y + 1)), "from 0 to 2"),
     "other test inputs": (lambda: problem(test=(X[:5, :3], Y[:5])), r"shape \(4,\)"),
     "other test labels": (lambda: problem(test=(X[:5], Y[:5] + 7)), "from 0 to 2"),
@@ -86,6 +90,16 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "outputs averaged over the batch": (lambda: problem(model=Ending(lambda o: o.mean(0))), "one output row"),
     # loss
     "a misspelt loss": (lambda: problem(loss="crossentropy"), "Did you mean cross_entropy"),
+    "a loss by its short name": (lambda: problem(loss="ce"), r"Did you mean cross_entropy\?"),
+    "outputs and targets swapped": (lambda: problem(loss=lambda t, o: swapped(o, t)), r"loss\(outputs, targets\)"),
+    "targets broadcast to all outputs": (
+        lambda: problem((X, FLOATS[:, 0]), nn.Linear(4, 1), loss=lambda o, t: (o - t).square().mean(1)),
+        r"reshape\(outputs\.shape\)",
+    ),
+    "a loss of pairs of the batch": (
+        lambda: problem((X, FLOATS), nn.Linear(4, 1), loss=lambda o, t: (o - o.T).square().mean(1)),
+        "each sample by itself",
+    ),
     "a mean over samples": (lambda: problem(loss=lambda o, t: nn.functional.cross_entropy(o, t)), "leave out the mean"),
     "a number as a loss": (lambda: problem(loss=lambda o, t: 1.0), "one loss per sample"),
     "no value of a loss": (lambda: problem(loss=lambda o, t: None), "one loss per sample"),
@@ -119,6 +133,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "a budget in words": (lambda: fs.measure(problem(), budget="ten minutes"), '"90s"'),
     "a memory in words": (lambda: fs.measure(problem(), memory="lots"), "8GiB"),
     "another curvature": (lambda: fs.measure(problem(), curvature="ggn"), "gauss_newton"),
+    "a problem to compare": (lambda: fs.compare(problem(), (X, Y)), r"fs\.compare\(\{"),  # type: ignore[arg-type]
     "files to compare": (lambda: fs.compare({"a": "a.pt", "b": "b.pt"}, (X, Y)), "Build the module"),  # type: ignore[dict-item]
     "a set of networks": (lambda: fs.compare({net(), net()}, (X, Y)), "list or dictionary"),  # type: ignore[arg-type]
     "networks without data": (lambda: fs.compare([net(), net()]), r"data=\(x, y\)"),
@@ -129,6 +144,9 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "an even grid": (lambda: fs.landscape(problem(), grid=10), "odd number"),
     "the test part without any": (lambda: fs.landscape(problem(), part="test", grid=3), "test"),
     "more eigenvalues than weights": (lambda: fs.eigenpairs(problem(), top=1000), "between 1 and 43"),
+    "no eigenvalue": (lambda: fs.eigenpairs(problem(), top=0), "largest 0 and the smallest 0"),
+    "a width in pixels": (lambda: fs.landscape(problem(), grid=3).save("x.pdf", width=330), "inches"),
+    "a way in path space": (lambda: fs.landscape(problem(), space="psi", directions=net()), 'space="weights"'),
     "a layer by another name": (lambda: fs.eigenpairs(problem(), layer="fc1"), "Known: 0, 0.bias"),
     "a symmetry by another name": (lambda: fs.audit(problem(), ["margin"], by="units"), "Did you mean unit"),
     "factors the wrong way round": (lambda: fs.rescale(net(), X, low=5, high=0.2), "low ≤ high"),

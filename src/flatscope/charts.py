@@ -119,9 +119,9 @@ def resized(figure: Figure, width: float | None = None, font_size: float | None 
         width: inches; the height follows in proportion. None: as it is.
         font_size: points of labels; what was smaller or larger than these stays so in proportion. None: as it is.
     """
-    for name, value, most in (("width", width, WIDEST), ("font_size", font_size, LARGEST)):
+    for name, value, most, unit in (("width", width, WIDEST, "inches"), ("font_size", font_size, LARGEST, "points")):
         if value is not None and not (isinstance(value, int | float) and 0 < value <= most):
-            raise InputError(f"a number above 0, at most {most:g}", repr(value), where=f"figure, {name}")
+            raise InputError(f"{unit}, above 0 and at most {most:g}", repr(value), where=f"figure, {name}")
     if width is not None:
         before, height = figure.get_size_inches()
         figure.set_size_inches(width, height * width / before)

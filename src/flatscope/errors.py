@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -65,12 +65,22 @@ class UnknownNameError(InputError, KeyError):
     """A name that is not in a list of known ones; the nearest are offered."""
 
     @classmethod
-    def among(cls, name: str, known: Iterable[str], kind: str) -> UnknownNameError:
-        """Error for an unknown `name` of the given `kind`, with the nearest known ones."""
+    def among(
+        cls, name: str, known: Iterable[str], kind: str, also: Mapping[str, str] | None = None
+    ) -> UnknownNameError:
+        """Error for an unknown `name` of the given `kind`, with the nearest known ones.
+
+        Args:
+            name: that was given.
+            known: the names there are.
+            kind: of what.
+            also: what is called otherwise elsewhere, and its known name.
+        """
         names = sorted(known)
         lower = {other.lower(): other for other in names}
         near = [lower[other] for other in difflib.get_close_matches(name.lower(), lower, n=4)]
         near += [other for other in names if name and name in other and other not in near][:3]
+        near = [also[name.lower()]] if also and name.lower() in also else near
         parts = ["Did you mean " + ", ".join(near) + "?"] if near else []
         if not near or len(names) <= FEW_NAMES:  # a near spelling need not be what was meant
             parts.append("Known: " + ", ".join(names) + ".")
@@ -85,10 +95,10 @@ class Interrupted(KeyboardInterrupt):
         self.result = result
 
 
-def refuse_unknown(name: object, known: Collection[object], kind: str) -> None:
-    """Raise where the name is not among the known ones of its kind."""
+def refuse_unknown(name: object, known: Collection[object], kind: str, also: Mapping[str, str] | None = None) -> None:
+    """Raise where the name is not among the known ones of its kind; `also` has other words for those."""
     if name not in known:
-        raise UnknownNameError.among(str(name), map(str, known), kind)
+        raise UnknownNameError.among(str(name), map(str, known), kind, also)
 
 
 def refuse_unless_whole(value: object, where: str, least: int = 1) -> None:

@@ -147,7 +147,8 @@ def refuse_failing_loss(loss: Loss, outputs: Tensor, targets: Tensor, part: str)
     except Exception as problem:
         expected = "a loss that takes these outputs and targets"
         got = f"outputs {tuple(outputs.shape)} and {targets.dtype} targets {tuple(targets.shape)}, on which it fails"
-        raise InputError(expected, f"{got} ({first_line(problem)})", f"{part}, loss {loss.name}") from problem
+        fix = "It is called as loss(outputs, targets), in this order, on a batch"
+        raise InputError(expected, f"{got} ({first_line(problem)})", f"{part}, loss {loss.name}", fix) from problem
     where = f"{part}, loss {loss.name}"
     if loss.kind == "own":
         if not torch.equal(loss(outputs, targets).nan_to_num(), losses.nan_to_num()):
@@ -158,12 +159,28 @@ def refuse_failing_loss(loss: Loss, outputs: Tensor, targets: Tensor, part: str)
         if not follows:
             fix = "Leave out .detach(), .item(), numpy and no_grad inside of it"
             raise InputError("a loss that follows the outputs", "one that is cut off from them", where, fix)
+        _refuse_coupled(loss, outputs, targets, losses, where)
         if loss.name == "NLLLoss" and bool((losses < 0).any()):
             fix = "Take nn.CrossEntropyLoss() for logits, or end the model in log_softmax"
             raise InputError("log-probabilities", "outputs above 0", where, fix)
     if not losses.isfinite().all():
         fix = "Pass a network whose training did not diverge, or dtype=torch.float64 if the loss overflows"
         raise InputError("finite losses", "NaN or infinity", where, fix)
+
+
+def _refuse_coupled(loss: Loss, outputs: Tensor, targets: Tensor, losses: Tensor, where: str) -> None:
+    """A loss of one sample that changes with the others, as where (n, 1) minus (n,) is broadcast to (n, n)."""
+    half = (len(outputs) + 1) // 2
+    apart = (loss(outputs[:half], targets[:half]) - losses[:half]).nan_to_num().abs().max()
+    if apart <= 1e3 * torch.finfo(losses.dtype).eps * losses.nan_to_num().abs().max():
+        return
+    fix = "Leave out what is over the batch: its mean, pairs, ranks"
+    if targets.shape != outputs.shape and targets.numel() == outputs.numel():
+        fix = "Bring both to one shape: targets.reshape(outputs.shape); of others torch subtracts each from every one"
+    got = (
+        f"values that change with the other samples, of outputs {tuple(outputs.shape)}, targets {tuple(targets.shape)}"
+    )
+    raise InputError("a loss of each sample by itself", got, where, fix)
 
 
 def settle(model: nn.Module, inputs: Inputs, run: Callable[[Inputs], Tensor]) -> Tensor:

@@ -95,7 +95,7 @@ def as_loss(loss: str | PerSample) -> Loss:
     if callable(loss):
         name = getattr(loss, "__name__", type(loss).__name__)
         return Loss(f"own {name}" if name in LOSSES else name, loss)  # a user's function may not pass for one of ours
-    refuse_unknown(loss, LOSSES, "loss")
+    refuse_unknown(loss, LOSSES, "loss", ALSO_CALLED)
     return LOSSES[loss]
 
 
@@ -250,6 +250,8 @@ def _cross_entropy_fix(outputs: Tensor, targets: Tensor) -> str:
         return 'For outputs (n, T, classes), as of language models, use loss="next_token"'
     if targets.shape == outputs.shape:
         return 'Give probabilities as floats, y.float(); for labels that do not exclude each other use loss="bce"'
+    if targets.shape == (len(outputs), 1):
+        return "Take the column out: y[:, 0].long()"
     return "For other shapes pass your own loss function giving one value per sample"
 
 
@@ -257,6 +259,7 @@ def _dtype_text(value: Tensor) -> str:
     return str(value.dtype).removeprefix("torch.")
 
 
+ALSO_CALLED = {"ce": "cross_entropy", "nll": "cross_entropy", "lm": "next_token", "binary": "bce", "l2": "mse"}
 LOSSES = {
     "cross_entropy": Loss("cross_entropy", cross_entropy, "softmax"),
     "next_token": Loss("next_token", next_token, "softmax"),

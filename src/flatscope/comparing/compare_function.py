@@ -216,7 +216,8 @@ def _problems(networks: Networks, data: Any, test: Any, loss: str | PerSample) -
     elif isinstance(networks, Sequence):
         named = {f"network {number}": given for number, given in enumerate(networks, 1)}
     else:
-        raise InputError("a list or dictionary of networks", type(networks).__name__, where="compare")
+        fix = 'Name them: fs.compare({"first": model, "second": other}, train, test=test)'
+        raise InputError("a list or dictionary of networks", type(networks).__name__, "compare", fix)
     if len(named) < 2:
         raise InputError("at least two networks", str(len(named)), where="compare", fix="Measure one with fs.measure")
     found: dict[str, Problem] = {}

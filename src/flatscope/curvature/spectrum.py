@@ -165,8 +165,8 @@ class Search:
         together: int = 0,
     ) -> None:
         if wanted.top < 0 or wanted.bottom < 0 or not 1 <= wanted.number <= size:
-            got = f"{wanted.top} and {wanted.bottom}"
-            raise InputError(f"between 1 and {size} eigenvalues", got, where="eigenvalues")
+            got = f"the largest {wanted.top} and the smallest {wanted.bottom}"
+            raise InputError(f"between 1 and {size} eigenvalues in all", got, where="eigenvalues")
         self._wanted, self.products = wanted, 0
         self._looks: list[RitzValues] = []
         self._answers: dict[Wanted, tuple[int, bool]] = {}  # the look that answers it, or the next to look at

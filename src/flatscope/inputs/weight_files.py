@@ -107,7 +107,8 @@ def plain_tensors(state: Mapping[str, object], where: str) -> dict[str, Tensor]:
     """Copies on the CPU that share no memory, as files need them."""
     for name, value in state.items():
         if not isinstance(value, Tensor):
-            raise WeightsError("only tensors in the state dict", f"{name}: {type(value).__name__}", where=where)
+            fix = "Save the weights alone: torch.save(model.state_dict(), path)"
+            raise WeightsError("only tensors in the state dict", f"{name}: {type(value).__name__}", where, fix)
     tensors = {name: value for name, value in state.items() if isinstance(value, Tensor)}
     return {name: value.detach().to("cpu", copy=True).contiguous() for name, value in tensors.items()}
 

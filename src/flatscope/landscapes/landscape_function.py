@@ -259,7 +259,8 @@ def _others(directions: Any, space: str, dimensions: int) -> tuple[Any, ...]:
             raise InputError('"gaussian" directions in path space', repr(directions), "directions", fix)
         return ()
     if space == "psi":
-        raise InputError('"gaussian" directions in path space', "another network", where="directions")
+        fix = 'Ways to other networks belong to weights: take space="weights", or leave the directions out'
+        raise InputError('"gaussian" directions in path space', "another network", "directions", fix)
     if isinstance(directions, list):
         if len(directions) < dimensions:
             raise InputError(f"at least {dimensions} networks of a path", str(len(directions)), where="directions")
