@@ -16,7 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import checkpoint
 
 from flatscope.errors import InputError, missing_derivative
-from flatscope.switches import float32_products, signals_wait
+from flatscope.switches import default_device, float32_products, signals_wait
 
 _outside: list[tuple[torch.dtype, torch.device]] = []  # the caller's default dtype and device, once per open guard
 _coarse = ContextVar("coarse products", default=False)
@@ -140,7 +140,7 @@ def _without_autocast() -> Iterator[None]:
 @contextmanager
 def _own_defaults() -> Iterator[None]:
     """New tensors in float32 on the CPU; what the caller has set is kept for the caller's own code."""
-    dtype, device = torch.get_default_dtype(), torch.get_default_device()
+    dtype, device = torch.get_default_dtype(), default_device()
     _outside.append(_outside[0] if _outside else (dtype, device))
     try:
         torch.set_default_dtype(torch.float32)
@@ -178,7 +178,7 @@ class callers_defaults(AbstractContextManager[None]):  # noqa: N801, as other co
         self.dtype, self.device = dtype, device
 
     def __enter__(self) -> None:
-        dtype, place = _outside[0] if _outside else (torch.get_default_dtype(), torch.get_default_device())
+        dtype, place = _outside[0] if _outside else (torch.get_default_dtype(), default_device())
         self.before, dtype = torch.get_default_dtype(), self.dtype or dtype
         if dtype != self.before:
             torch.set_default_dtype(dtype)

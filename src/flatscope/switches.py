@@ -1,4 +1,4 @@
-"""How finely torch multiplies float32, under all the names that its versions have for it; and signals that can wait."""
+"""How finely torch multiplies float32 and where it makes tensors, in all its versions; and signals that can wait."""
 
 from __future__ import annotations
 
@@ -97,6 +97,11 @@ def _set(entry: Entry, value: str) -> None:
 def _set_all(entries: Iterable[Entry], value: str) -> None:
     for entry in entries:
         _set(entry, value)
+
+
+def default_device() -> torch.device:
+    """Where new tensors are made: `torch.get_default_device` of torch 2.5 does not know of a `with device:`."""
+    return torch.empty(0).device
 
 
 @contextmanager
