@@ -104,7 +104,8 @@ versions:
 	.venv-$(TORCH)/bin/python -m pip install --quiet torch==$(TORCH)
 	.venv-$(TORCH)/bin/python -m pip install --quiet -e . pytest
 	.venv-$(TORCH)/bin/python -m pytest -m "not slow and not long" tests/measures/test_contract.py tests/measures/test_golden.py \
-		tests/test_problem.py tests/test_losses.py tests/curvature/test_operators.py tests/symmetries/test_basis_paths.py
+		tests/test_problem.py tests/test_losses.py tests/curvature/test_operators.py tests/symmetries/test_basis_paths.py \
+		tests/test_callers_settings.py tests/test_precision_switches.py
 
 # What the page of networks is made of, which measure works on which: some minutes.
 networks: setup
