@@ -242,6 +242,14 @@ def usable_dtype(dtype: torch.dtype | None, own: torch.dtype) -> torch.dtype:
     return dtype
 
 
+def first_weights(model: nn.Module) -> nn.Parameter:
+    """The first real parameter, whose device and type are those of the problem by default."""
+    first = next((p for p in model.parameters() if p.is_floating_point()), None)
+    if first is None:
+        raise InputError("a model with parameters", "none", where="model", fix="There is nothing to measure")
+    return first
+
+
 def refuse_missing_values(model: nn.Module) -> None:
     """Modules made lazily or on the meta device have shapes at most."""
     for name, value in [*model.named_parameters(), *model.named_buffers()]:

@@ -267,7 +267,6 @@ LOSSES = {
     "mse": Loss("mse", squared_error, "squared"),
 }
 
-
 SUM_OF_ONE = 1e-3  # how far the probabilities of a sample may be from a sum of 1
 
 
@@ -283,8 +282,7 @@ class TargetLook:
     high: float = -math.inf  # the largest of those that count
     binary: bool = True  # whether all are 0 or 1
     one_hot: bool = True  # whether every sample is a vector of zeros with a single 1
-    # whether every sample is a vector (or, along its first dimension, many) of probabilities
-    probabilities: bool = True
+    probabilities: bool = True  # whether every sample is a vector of probabilities, or along its first dimension many
     uncounted: bool = False  # whether some sample has nothing but ignored ones, so that its loss is the mean of nothing
 
     @property
@@ -365,8 +363,7 @@ def are_unmoved(inputs: Inputs, targets: Tensor) -> bool:
     tokens = inputs.get("decoder_input_ids", inputs.get("input_ids")) if isinstance(inputs, dict) else inputs
     if not isinstance(tokens, Tensor) or tokens.shape != targets.shape or tokens.is_floating_point():
         return False
-    counted = targets != IGNORED
-    moved = next_tokens(tokens)
+    counted, moved = targets != IGNORED, next_tokens(tokens)
     both = counted & (moved != IGNORED)  # where one token follows itself again and again, nothing can be told
     if not bool((tokens == targets)[counted].all()) or bool((moved == targets)[both].all()):
         return False
@@ -383,18 +380,21 @@ def missing_classes(loss: Loss, outputs: Tensor, looks: list[TargetLook], one_ho
         if outputs[0].numel() > 1:
             return "needs one class per sample; with bce on several logits, every sample has several labels"
         return "" if all(look.binary for look in looks) else "needs targets 0 or 1; these are probabilities"
-    if loss.kind == "softmax" and outputs.ndim > 2:
-        return "needs one class per sample; here every sample has many targets (pixels or tokens)"
-    if loss.kind == "softmax" and not one_hot and looks[0].dtype.is_floating_point:
-        return "needs one class per sample; the targets are probabilities"
+    if loss.kind == "softmax":
+        if outputs.ndim > 2:
+            return "needs one class per sample; here every sample has many targets (pixels or tokens)"
+        if not one_hot and looks[0].dtype.is_floating_point:
+            return "needs one class per sample; the targets are probabilities"
     numbered = one_hot or all(look.whole_numbers and look.shape == () for look in looks)
     if outputs.ndim != 2 or outputs.shape[1] < 2 or not numbered:
         return "needs class labels and at least two outputs"
-    if one_hot:
-        return ""
-    if loss.kind == "squared":
-        for look in looks:
-            _check_range(outputs.shape[1], look)
+    return "" if one_hot else _outside_range(loss, outputs.shape[1], looks)
+
+
+def _outside_range(loss: Loss, n_outputs: int, looks: list[TargetLook]) -> str:
+    """The reason why whole numbers are no classes of these outputs; empty where they are."""
+    for look in looks if loss.kind == "squared" else ():
+        _check_range(n_outputs, look)
     # What other integers mean (a word to ignore, a count) is known to the user's own loss alone.
-    in_range = all(look.low >= 0 and look.high < outputs.shape[1] and not look.uncounted for look in looks)
+    in_range = all(look.low >= 0 and look.high < n_outputs and not look.uncounted for look in looks)
     return "" if in_range else "needs class labels from 0 up, below the number of outputs"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -175,16 +175,7 @@ def _run(ctx: Context, kind: str, names: Names, options: Options, common: Row, w
     chosen = select(names, kind)
     if not chosen:
         raise InputError(f"at least one name of a {kind}", "none", "names", 'Leave it out, or take "standard"')
-    # Also those of measures that were not chosen: a name with a slip must not pass for one of them.
-    known, checked = declarations(kind), dict[str, Row]()
-    for name, given in options.items():
-        refuse_unknown(name, known, f"{kind} in options")
-        checked[name] = known[name].checked_options(given)
-        if known[name] not in chosen:
-            ctx.remark(f"options of {name} have no effect: it was not asked for")
-        if twice := ", ".join(checked[name].keys() & common.keys()):
-            fix = f"Pass {twice} to fs.{kind}s itself: it is the same for all of them"
-            raise InputError("options of its own", repr(checked[name]), where=f"options of {name}", fix=fix)
+    checked = _checked_options(ctx, kind, chosen, options, common)
     found: dict[str, list[Row]] = {}
     summary: Row = {}
 
@@ -212,12 +203,34 @@ def _run(ctx: Context, kind: str, names: Names, options: Options, common: Row, w
         finally:
             ctx.effort = effort
         advise_matrix(ctx, {name: rows[0]["seconds"] for name, rows in found.items()}, kind)
-        if kind == "measure" and any(ctx.passes.values()):  # one pass more is little where some were made
-            with ctx.charged_to_nobody():
-                look_at_fit(ctx)
-                if any(ctx.passes[name] for name in ctx.passes if name != "forward"):
-                    look_at_gradient(ctx)
+        if kind == "measure":
+            _remark_on_network(ctx)
     return table()
+
+
+def _checked_options(
+    ctx: Context, kind: str, chosen: Sequence[Declaration], options: Options, common: Row
+) -> dict[str, Row]:
+    """Options by name, also of what was not chosen: a misspelt name must not pass for one of these."""
+    known, checked = declarations(kind), dict[str, Row]()
+    for name, given in options.items():
+        refuse_unknown(name, known, f"{kind} in options")
+        checked[name] = known[name].checked_options(given)
+        if known[name] not in chosen:
+            ctx.remark(f"options of {name} have no effect: it was not asked for")
+        if twice := ", ".join(checked[name].keys() & common.keys()):
+            fix = f"Pass {twice} to fs.{kind}s itself: it is the same for all of them"
+            raise InputError("options of its own", repr(checked[name]), where=f"options of {name}", fix=fix)
+    return checked
+
+
+def _remark_on_network(ctx: Context) -> None:
+    """Remark on a bad fit or a wrong gradient: one pass more is little where some of the same kind were made."""
+    if any(ctx.passes.values()):
+        with ctx.charged_to_nobody():
+            look_at_fit(ctx)
+            if any(ctx.passes[name] for name in ctx.passes if name != "forward"):
+                look_at_gradient(ctx)
 
 
 def _summary(ctx: Context) -> Row:

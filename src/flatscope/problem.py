@@ -28,6 +28,7 @@ from flatscope.input_checks import (
     always_probabilities,
     cast,
     data_remarks,
+    first_weights,
     frozen_remarks,
     initial_weights,
     look_through,
@@ -44,6 +45,7 @@ from flatscope.isolation import coarse_products, own_settings, running_model, un
 from flatscope.loss import (
     Loss,
     PerSample,
+    TargetLook,
     are_one_hot,
     are_unmoved,
     check_targets,
@@ -133,9 +135,7 @@ class Problem:
             refuse_unless_whole(batch_size, "batch_size")
         refuse_missing_values(model)
         refuse_active_layers(model)
-        first = next((p for p in model.parameters() if p.is_floating_point()), None)
-        if first is None:
-            raise InputError("a model with parameters", "none", where="model", fix="There is nothing to measure")
+        first = first_weights(model)
         self.device = first.device if device is None else usable_device(device)
         self.dtype = usable_dtype(dtype, first.dtype)
         self.bits_of_weights = torch.finfo(first.dtype).bits  # of the model as it was given
@@ -153,22 +153,15 @@ class Problem:
         with untouched_randomness(self.generators), torch.no_grad(), coarse_products(coarse=False):
             looks = [look_through(self.train, self.batch_size, ignored=self.loss.ignored)]
             looks += [look_through(self.test, self.batch_size, like=looks[0])] if self.test is not None else []
-            probe = self._probe("train")
-            outputs = checked_outputs(
-                self.model, probe, self.dtype, partial(self._try_forward, part="train"), self.forward
-            )
+            attempt = partial(self._try_forward, part="train")
+            outputs = checked_outputs(self.model, self._probe("train"), self.dtype, attempt, self.forward)
             for look in looks:
                 refuse_shapes_that_fail(look, lambda inputs: self.forward(moved(inputs, self.device, self.dtype)))
             self.uneven = any(look.others for look in looks)  # whether samples have several shapes
             self._read_network()
-            self.n_outputs, seen = int(outputs[0].numel()), [look.targets for look in looks]
+            self.n_outputs = int(outputs[0].numel())
             self.first_output = outputs[:1].clone()  # of the first training sample
-            self._one_hot = are_one_hot(self.loss, outputs.shape, seen)
-            for targets in seen if not self._one_hot else ():
-                check_targets(self.loss, outputs.shape, targets)
-            self.no_classes = missing_classes(self.loss, outputs, seen, self._one_hot)
-            self._one_logit = self.loss.kind == "logistic" and not self.no_classes
-            self._unmoved = self.loss.name == "next_token" and are_unmoved(*self._probe("train"))
+            self._read_targets(outputs, [look.targets for look in looks])
             self.loss = fitted(self.loss, self.batches(), self.n_outputs)
             refuse_failing_loss(self.loss, outputs, self._probe("train")[1], "train")
             if self.test is not None:
@@ -176,21 +169,25 @@ class Problem:
                 refuse_failing_loss(self.loss, self._try_forward(held_out, "test"), labels, "test")
             self.loss = in_double_where_possible(self.loss, outputs, self._probe("train")[1])
             doubts, numbered = self._doubts(outputs), self.classification and not self._one_hot
-            strange = data_remarks(self.loss, numbered, looks, self.n_train)
-            strange = (*strange, *straight_remarks(self.loss, outputs, self._probe("train")[1]))
+            strange = [*data_remarks(self.loss, numbered, looks, self.n_train)]
+            strange += straight_remarks(self.loss, outputs, self._probe("train")[1])
             parts = [self.train] if self.test is None else [self.train, self.test]
             self.ranks = agreeing_ranks(shard, parts, [*self.params.values(), *self.buffers.values()])
         self.initial = None if initial is None else initial_weights(initial, self.params)
-        self.remarks = (
-            *doubts,
-            *strange,
-            *reading_remarks(self.loss, outputs),
-            *([MOVED] if self._unmoved else []),
-            *wrapper_remarks(model),
-            *frozen_remarks(self.model),
-        )  # kept with every table
+        read = [*reading_remarks(self.loss, outputs), *([MOVED] if self._unmoved else [])]
+        # Kept with every table.
+        self.remarks = (*doubts, *strange, *read, *wrapper_remarks(model), *frozen_remarks(self.model))
         for doubt in doubts:
             warnings.warn(doubt, UserWarning, stacklevel=3)
+
+    def _read_targets(self, outputs: Tensor, targets: list[TargetLook]) -> None:
+        """Keep what the targets are: classes, one-hot vectors, tokens; refuse those that the loss cannot take."""
+        self._one_hot = are_one_hot(self.loss, outputs.shape, targets)
+        for look in targets if not self._one_hot else ():
+            check_targets(self.loss, outputs.shape, look)
+        self.no_classes = missing_classes(self.loss, outputs, targets, self._one_hot)
+        self._one_logit = self.loss.kind == "logistic" and not self.no_classes
+        self._unmoved = self.loss.name == "next_token" and are_unmoved(*self._probe("train"))
 
     def _take(self, model: nn.Module) -> None:
         self.model = cast(replica(model), self.device, self.dtype)

@@ -156,10 +156,7 @@ def as_samples(source: Any, where: str) -> Samples:
     """Samples from (x, y) tensors, arrays or lists, a `Dataset`, a `DataLoader`, batches or a list of samples."""
     if isinstance(source, Samples):
         return source
-    if isinstance(source, tuple | list) and len(source) == 2 and _nested_numbers(source[0]) and _numbers(source[1]):
-        source = _array(source[0], where), source[1]
-    if isinstance(source, list) and len(source) > 0 and all(map(_is_one_sample, source)):
-        source = DataLoader(source, batch_size=READ_SIZE)  # type: ignore[arg-type]  # a list is a data set by number
+    source = _without_lists(source, where)
     if isinstance(source, tuple | list) and len(source) == 2 and _is_one_batch(source[0], source[1]):
         x, y = source
         batch = split_batch((x, torch.tensor(y) if _numbers(y) else y), where)
@@ -182,16 +179,23 @@ def as_samples(source: Any, where: str) -> Samples:
     raise InputError("(x, y), a Dataset, a DataLoader or an iterable of batches", type(source).__name__, where, fix)
 
 
+def _without_lists(source: Any, where: str) -> Any:
+    """Lists of numbers as an array, a list of samples as a loader; anything else as it is."""
+    if isinstance(source, tuple | list) and len(source) == 2 and _nested_numbers(source[0]) and _numbers(source[1]):
+        return _array(source[0], where), source[1]
+    if isinstance(source, list) and len(source) > 0 and all(map(_is_one_sample, source)):
+        return DataLoader(source, batch_size=READ_SIZE)  # type: ignore[arg-type]  # a list is a data set by number
+    return source
+
+
 def _is_one_batch(inputs: Any, targets: Any) -> bool:
     """Whether a pair is (inputs, targets) and not two batches."""
-    arrays = Tensor | np.ndarray
-    return (
-        isinstance(inputs, arrays) or isinstance(targets, arrays) or (isinstance(inputs, Mapping) and _numbers(targets))
-    )
+    arrays = any(isinstance(value, Tensor | np.ndarray) for value in (inputs, targets))
+    return arrays or (isinstance(inputs, Mapping) and _numbers(targets))
 
 
 def _nested_numbers(value: Any) -> bool:
-    """Whether this is a list of samples, each a list of numbers or of lists of them."""
+    """True for a list of samples, each a list of numbers or of lists of them."""
     while isinstance(value, list | tuple) and len(value) and isinstance(value[0], list | tuple):
         value = value[0]
         if _numbers(value) and len(value):
@@ -210,7 +214,7 @@ def _array(value: Any, where: str) -> np.ndarray[Any, Any]:
 
 
 def _is_one_sample(given: Any) -> bool:
-    """Whether this is a pair of the inputs and the label of one sample, not a batch: the label is a single number."""
+    """True for a pair of the inputs and the label of one sample, not a batch: the label is a single number."""
     if not isinstance(given, tuple | list) or len(given) != 2 or isinstance(given[0], int | float):
         return False
     label = given[1]

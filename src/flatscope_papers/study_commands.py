@@ -176,28 +176,17 @@ def show(
     saved = load_results(folder, damaged).get(name, {})
     own = {other: problem for (study, other), problem in damaged.items() if study == name}
     again = f"flatscope study run {name} --scale {scale or 'small'}{'' if results is None else f' --out {folder}'}"
-    if scale in own or (own and not saved and scale is None):
-        raise own[scale or next(iter(own))]
-    if scale and saved and scale not in saved:
-        got = f"results at {' and '.join(saved)} scale only"
-        raise InputError(f"a result at {scale} scale", got, where=str(folder / name), fix=f"Run it: {again}")
+    _refuse_missing_scale(scale, list(saved), own, folder / name, again)
     result = saved.get(scale) if scale else latest(saved) or saved.get("smoke")
     typer.echo(f"{entry.title}\n{FOUR_PAPERS[entry.paper]}, {entry.figure}\n\n{entry.description}\n")
     if result is None:
-        show_grid(
-            ["where", "claim", "number", "paper"], [[c.where, c.statement, c.number, c.reported] for c in entry.claims]
-        )
+        claims = [[claim.where, claim.statement, claim.number, claim.reported] for claim in entry.claims]
+        show_grid(["where", "claim", "number", "paper"], claims)
         _list("At paper scale", [entry.words.at_paper_scale])
         show_note(f"no saved result in {folder}; {again}")
         return
     _show(result)
-    others = [other for other in by_size(saved) if other is not result]
-    _list("Other scales", [f"{other.scale} ({other.counts}): --scale {other.scale}" for other in others])
-    _list("Numbers", [f"{f.claim.statement}: {f.claim.number}" for f in result.findings])
-    _list("Remarks", [f"{f.claim.statement}: {f.answer.note}" for f in result.findings if f.answer.note])
-    _list("Differs from the paper", result.deviations)
-    _list("Also seen", result.notes)
-    _list("Run", [f"{result.how}; {result.command}"])
+    _show_details(result, [other for other in by_size(saved) if other is not result])
     _list("At paper scale", [entry.words.at_paper_scale])
     for problem in own.values():
         show_note(str(problem))
@@ -294,6 +283,27 @@ def _show(result: StudyResult) -> None:
     typer.echo(f"{numbered(counting, 'claim')} that count: {result.counts}" if counting else "no claims that count")
     if result.scale == "smoke":
         show_note("smoke scale shows that the study runs and judges nothing: --scale small, or flatscope study show")
+
+
+def _refuse_missing_scale(
+    scale: str | None, saved: list[str], damaged: Mapping[str, DataFileError], place: Path, again: str
+) -> None:
+    """Refuse a scale that was not run or cannot be read; without a scale, a study that cannot be read at all."""
+    if scale in damaged or (damaged and not saved and scale is None):
+        raise damaged[scale or next(iter(damaged))]
+    if scale and saved and scale not in saved:
+        got = f"results at {' and '.join(saved)} scale only"
+        raise InputError(f"a result at {scale} scale", got, where=str(place), fix=f"Run it: {again}")
+
+
+def _show_details(result: StudyResult, others: Iterable[StudyResult]) -> None:
+    """Print below the verdicts: results at other scales, numbers, remarks, deviations and how it was run."""
+    _list("Other scales", [f"{other.scale} ({other.counts}): --scale {other.scale}" for other in others])
+    _list("Numbers", [f"{f.claim.statement}: {f.claim.number}" for f in result.findings])
+    _list("Remarks", [f"{f.claim.statement}: {f.answer.note}" for f in result.findings if f.answer.note])
+    _list("Differs from the paper", result.deviations)
+    _list("Also seen", result.notes)
+    _list("Run", [f"{result.how}; {result.command}"])
 
 
 def _show_papers(saved: Mapping[str, Mapping[str, StudyResult]], papers: list[str]) -> None:

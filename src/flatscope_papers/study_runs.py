@@ -8,6 +8,7 @@ import shlex
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -71,46 +72,58 @@ def study(
     """
     check_scale(scale)
     declared = find_study(name)
-    place = usable_device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    kept = store if isinstance(store, Store) else _writable(store or default_store())
+    place = usable_device(device or _default_device())
+    kept = _opened(store)
     begun = time.perf_counter()
-    alone = scale == "smoke" or (place.type == "cuda" and torch.cuda.device_count() == 1)
-    if workers is None and alone and engine == "local":
-        workers = 0  # trials of a smoke run take less time than a process does to start, and a GPU is given to one
+    workers = _default_workers(scale, place) if workers is None and engine == "local" else workers
     stages = [_placed(stage, str(place)) for stage in declared.stages(scale)]
     configs = [config for stage in stages for config in stage.configs]
     tables = ReadOnlyStore(kept.root)
-    missing = sum(config not in kept for config in configs)
+    missing = [config for config in configs if config not in kept]
     without_weights = bool(missing) and all(config in tables for config in configs)
     if not without_weights:
         if engine == "local":  # elsewhere other machines have the data
-            _refuse_missing_data([config for config in configs if config not in kept], name)
-        later = {kept.key(config) for config in needed_later}
+            _refuse_missing_data(missing, name)
+        settings: dict[str, Any] = {"engine": engine, "workers": workers, "address": address}
+        settings["show_progress"] = show_progress
+        needed = {kept.key(config) for config in needed_later}
         for step in steps(stages, at_once(engine, workers, place)):
-            engines.run(
-                step.stage.units,
-                name_of(step.stage.work),
-                kept,
-                engine=engine,
-                workers=workers,
-                address=address,
-                gpus=step.stage.gpus if place.type == "cuda" else 0,
-                show_progress=show_progress,
-            )
-            for config in step.finished if drop_weights else ():
-                if kept.key(config) not in later:
-                    kept.drop_weights(config)
+            gpus = step.stage.gpus if place.type == "cuda" else 0
+            engines.run(step.stage.units, name_of(step.stage.work), kept, gpus=gpus, **settings)
+            if drop_weights:
+                _drop_weights(kept, step.finished, needed)
     source = tables if without_weights else kept
     analysis = declared.analyse(Runs(scale, stages, source))
     provenance = {
         **provenance_of(f'flatscope.study("{name}", "{scale}")', place),
         "seconds": round(time.perf_counter() - begun, 1),
         "configurations": len(configs),
-        "of which run now": 0 if without_weights else missing,
+        "of which run now": 0 if without_weights else len(missing),
         "stored on": _days(source.read(config).written for config in configs),
-        **({"weights": "not kept"} if without_weights else {}),
     }
+    if without_weights:
+        provenance["weights"] = "not kept"
     return judged(declared, scale, analysis, provenance)
+
+
+def _default_device() -> str:
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _opened(store: str | os.PathLike[str] | Store | None) -> Store:
+    return store if isinstance(store, Store) else _writable(store or default_store())
+
+
+def _default_workers(scale: str, place: torch.device) -> int | None:
+    """0 where this process does the work: smoke trials end before a process starts, and one GPU is given to one."""
+    return 0 if scale == "smoke" or (place.type == "cuda" and torch.cuda.device_count() == 1) else None
+
+
+def _drop_weights(store: Store, finished: Iterable[Mapping[str, Any]], needed: AbstractSet[str]) -> None:
+    """Remove the weights of finished trials, but for those whose keys are needed later."""
+    for config in finished:
+        if store.key(config) not in needed:
+            store.drop_weights(config)
 
 
 def at_once(engine: str, workers: int | None, place: torch.device) -> int | None:

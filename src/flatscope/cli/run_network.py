@@ -144,8 +144,8 @@ def show_surface(surface: Surface) -> None:
     show_grid(["landscape", ""], rows)
 
 
-def run_spectrum(given: SpectrumCommand) -> None:
-    """Find, show, save."""
+def _check_spectrum(given: SpectrumCommand) -> None:
+    """Refuse files without numbers for them, and numbers that ask for nothing."""
     check_outputs(given, SpectralDensity)
     for path in given.out or ():
         if not given.draws and path.suffix.lower() != ".html":
@@ -157,6 +157,11 @@ def run_spectrum(given: SpectrumCommand) -> None:
         raise InputError("eigenvalues or draws to find", got, where="spectrum")
     if given.pairs_out is not None and not given.top + given.bottom:
         raise InputError("--top or --bottom of at least 1", "0", where="--pairs-out")
+
+
+def run_spectrum(given: SpectrumCommand) -> None:
+    """Find, show, save."""
+    _check_spectrum(given)
     with process_group(given.device) as own_device:
         problem, _ = load_problem(given, device=own_device)
         seed = given.seed

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from flatscope.comparing.comparison import Comparison
-from flatscope.comparing.held_out import held_out
+from flatscope.comparing.held_out import HeldOut, held_out
 from flatscope.comparing.verdicts import SameFunction
 from flatscope.context import Context, Effort, make_effort
 from flatscope.errors import FlatscopeError, InputError, Interrupted, NotApplicable
@@ -134,14 +134,8 @@ def compare(
                 context.forget()
             tables[name].meta["name"] = name
             advance(1)
-    first = next(iter(problems.values()))
     meta = {
-        "version": __version__,
-        "loss": first.loss.name,
-        "n_train": first.n_train,
-        "n_test": 0 if first.test is None else first.test.n,
-        "tests": None if tests is None else tests.to_dict(),
-        "nothing_held_out": NOTHING_HELD_OUT in first.remarks,
+        **_meta(next(iter(problems.values())), tests),
         "seed": seed,
         "tolerance": tolerance,
         "confidence": confidence,
@@ -151,6 +145,18 @@ def compare(
     if stopped:
         raise Interrupted(stopped, found)
     return found
+
+
+def _meta(problem: Problem, tests: HeldOut | None) -> dict[str, Any]:
+    """Version, loss, numbers of samples and test errors; but for the last the same for all networks."""
+    return {
+        "version": __version__,
+        "loss": problem.loss.name,
+        "n_train": problem.n_train,
+        "n_test": 0 if problem.test is None else problem.test.n,
+        "tests": None if tests is None else tests.to_dict(),
+        "nothing_held_out": NOTHING_HELD_OUT in problem.remarks,
+    }
 
 
 def _summaries(

@@ -56,17 +56,27 @@ def decide(
     if len(distinct) < 2:
         text = f"Keep {'either' if len(names) == 2 else 'any'}: {listed(names)} are one and the same function."
         return Decision("one function", tuple(names), text)
-    lost = [name for name in distinct if networks[name].error > MOST]
-    if len(lost) == len(distinct):
-        text = f"Train first, or check the data: {listed(distinct)} misclassify most of their own training samples."
-        return Decision("train on", tuple(distinct), text)
-    if all(name in lost or networks[name].untrained for name in distinct):
-        text = f"Train first, or check the data: {listed(distinct)} are no better than outputs that ignore the inputs."
-        return Decision("train on", tuple(distinct), text)
+    if untrained := _untrained(distinct, networks):
+        return Decision("train on", tuple(distinct), f"Train first, or check the data: {untrained}.")
     if tests is None or not is_new:
         why = "no test data were given" if tests is None else "the test samples are the training samples"
         text = f"Hold out test data before you choose: {why}, and flatness alone should not decide."
         return Decision("hold out", tuple(distinct), text)
+    return _by_test_errors(distinct, networks, tests)
+
+
+def _untrained(distinct: Sequence[str], networks: Mapping[str, NetworkSummary]) -> str:
+    """The reason why none of the networks is trained; empty where one is."""
+    lost = [name for name in distinct if networks[name].error > MOST]
+    if len(lost) == len(distinct):
+        return f"{listed(distinct)} misclassify most of their own training samples"
+    if all(name in lost or networks[name].untrained for name in distinct):
+        return f"{listed(distinct)} are no better than outputs that ignore the inputs"
+    return ""
+
+
+def _by_test_errors(distinct: Sequence[str], networks: Mapping[str, NetworkSummary], tests: HeldOut) -> Decision:
+    """Keep the lowest test error where it is clear; else name those not told apart, or advise to train on."""
     level, many = tests.level, f"{tests.what}{'es' if tests.what == 'loss' else 's'}"
     lowest_first = sorted(distinct, key=lambda name: (tests.values[name], name != tests.best))
     values = first_errors(tests, distinct if len(distinct) <= MOST_VALUES else lowest_first)

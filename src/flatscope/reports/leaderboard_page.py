@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -71,13 +71,11 @@ def leaderboard_sentences(board: Leaderboard) -> list[str]:
         best += f"; of those that no rescaling moves {firm[0]}: {score_number(board.mean(firm[0], 'psi'))}"
     networks, missed = board.meta.get("networks", "?"), board.meta.get("not reached", {})
     told_missed = ", ".join(f"{count} did not reach {stop}" for stop, count in missed.items() if count)
-    sentences = [f"{best}.", f"{networks} networks" + (f", of which {told_missed}." if told_missed else ".")]
-    for own in board.meta.get("own", []):
-        place = ranked.index(own) + 1 if own in ranked else None
-        said = f"place {place} of {len(ranked)}, Ψ = {score_number(board.mean(own, 'psi'))}" if place else "no score"
-        sentences.insert(0, f"{own}: {said}.{_beside_chance(board, own) if place else ''}")
-        if pairs := board.meta.get("pairs", {}).get(own):
-            sentences.insert(1, f"{own} by what two networks differ in: {pairs}.")
+    sentences = [
+        *_of_own_measures(board, ranked),
+        f"{best}.",
+        f"{networks} networks" + (f", of which {told_missed}." if told_missed else "."),
+    ]
     ordered = [name for name in ranked if name in declarations() and declarations()[name].direction != "none"]
     wrong = [name for name in ordered if all(_sure(board, name, *key) < 0 for key in board.populations)]
     if wrong:
@@ -86,15 +84,35 @@ def leaderboard_sentences(board: Leaderboard) -> list[str]:
             f"{some_of(wrong, 8)}."
         )
     if board.meta.get("networks") == RELEASED:
-        training, width = records_by_measure("training"), records_by_measure("width")
-        names = [name for name in ("l2_path_norm", "rho_sum") if name in board.names]
-        told_of = [
-            f"{name} {training[name].words}, for two widths in {width[name].percent(width[name].psi)}" for name in names
-        ]
-        sentences += [f"For two trainings of one architecture: {'; '.join(told_of)}."] if names else []
+        sentences += _of_pairs(board)
     elif board.meta.get("own") or board.meta.get("data"):
         sentences.append("Fewer networks than the released 1,024: do not put these Ψ beside theirs.")
     return sentences
+
+
+def _of_own_measures(board: Leaderboard, ranked: Sequence[str]) -> list[str]:
+    """Sentences on the user's own measures, the last one first: place, Ψ, and how they rank pairs."""
+    sentences: list[str] = []
+    for own in reversed(board.meta.get("own", [])):
+        if own in ranked:
+            psi = score_number(board.mean(own, "psi"))
+            place = f"place {ranked.index(own) + 1} of {len(ranked)}, Ψ = {psi}"
+            sentences.append(f"{own}: {place}.{_beside_chance(board, own)}")
+        else:
+            sentences.append(f"{own}: no score.")
+        if pairs := board.meta.get("pairs", {}).get(own):
+            sentences.append(f"{own} by what two networks differ in: {pairs}.")
+    return sentences
+
+
+def _of_pairs(board: Leaderboard) -> list[str]:
+    """A sentence on how the two best known measures ranked pairs of released networks; none where both are missing."""
+    training, width = records_by_measure("training"), records_by_measure("width")
+    names = [name for name in ("l2_path_norm", "rho_sum") if name in board.names]
+    records = [
+        f"{name} {training[name].words}, for two widths in {width[name].percent(width[name].psi)}" for name in names
+    ]
+    return [f"For two trainings of one architecture: {'; '.join(records)}."] if names else []
 
 
 def _beside_chance(board: Leaderboard, name: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import pandas as pd
@@ -119,10 +119,7 @@ def comparison_data(tables: Mapping[str, Table]) -> ComparisonData:
     first, *others = tables
     data = ComparisonData(first, others, [], [], [])
     seen: set[tuple[str, ...]] = set()
-    options: dict[str, list[Line]] = {}
-    for line in lines(tables) if others else []:
-        options.setdefault(line.name, []).append(line)
-    for line in (several[(len(several) - 1) // 2] for several in options.values()):
+    for line in _one_of_each(lines(tables)) if others else []:
         cells = [cell for cell in line.cells if cell is not None and cell.value > 0 and not cell.extent]
         if len(cells) < len(tables) or not all(math.isfinite(cell.value) for cell in cells):
             continue
@@ -131,7 +128,7 @@ def comparison_data(tables: Mapping[str, Table]) -> ComparisonData:
         ratios = [cell.value / reference.value for cell in compared]
         factors = ratios if direction == "higher" else [1 / ratio for ratio in ratios]
         shown = tuple(f"{factor:.7g}" for factor in factors)
-        if shown in seen or set(shown) == {"1"} or direction == "none" or line.invariance != "all":
+        if direction == "none" or line.invariance != "all" or shown in seen or set(shown) == {"1"}:
             continue
         seen.add(shown)
         data.measures.append(line.label)
@@ -139,6 +136,14 @@ def comparison_data(tables: Mapping[str, Table]) -> ComparisonData:
         pairs = zip(factors, compared, strict=True)
         data.errors.append([factor * math.hypot(cell.relative, reference.relative) for factor, cell in pairs])
     return data
+
+
+def _one_of_each(several: Iterable[Line]) -> list[Line]:
+    """One line of every measure: the middle one of its options."""
+    by_name: dict[str, list[Line]] = {}
+    for line in several:
+        by_name.setdefault(line.name, []).append(line)
+    return [same[(len(same) - 1) // 2] for same in by_name.values()]
 
 
 def _cell(rows: pd.DataFrame | None) -> MeasuredCell | None:

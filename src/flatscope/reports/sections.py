@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -177,15 +177,9 @@ def bounds_part(tables: Mapping[str, Table], _: Colours) -> Part:
     levels = sorted({float(c) for f in frames.values() for c in f["confidence"]})
     groups: dict[str, list[Line]] = {state: [] for state in ("informative", "vacuous", "without value")}
     for line in lines(tables, "bound"):
-        states = [
-            "without value"
-            if cell is None or cell.exact is None
-            else "vacuous"
-            if found.get(line.name)
-            else "informative"
-            for cell, found in zip(line.cells, empty, strict=True)
-        ]
-        groups[min(states)].append(line)
+        groups[min(_bound_state(cell, line.name, found) for cell, found in zip(line.cells, empty, strict=True))].append(
+            line
+        )
     told, vacuous, refused = groups.values()
     chance = ", ".join(f"{level:g}" for level in levels)
     meaning = f"Each holds with probability at least {chance} if its assumptions do. Vacuous: 1 or more on an error."
@@ -200,15 +194,27 @@ def bounds_part(tables: Mapping[str, Table], _: Colours) -> Part:
     if vacuous:
         parts.append(element("p", element("b", "Vacuous: "), f"{', '.join(line.label for line in vacuous)}."))
     if refused:
-        reasons: dict[str, list[str]] = {}
-        for line in refused:
-            why = next((cell.reason for cell in line.cells if cell is not None and cell.reason), "no value")
-            reasons.setdefault(why, []).append(line.label)
-        words = [f"{', '.join(labels)}: {reason}" for reason, labels in reasons.items()]
+        words = _reasons(refused)
         parts.append(element("details", element("summary", f"{len(refused)} do not apply here"), listed(words)))
     gist = f"{len(told)} informative, {len(vacuous)} vacuous"
     provenance = {f"{name}, bounds": found.meta for name, found in tables.items()}
     return Part(Markup(""), [Section("bounds", "Bounds", Markup("").join(parts), gist)], provenance)
+
+
+def _bound_state(cell: MeasuredCell | None, name: str, vacuous: Mapping[str, bool]) -> str:
+    """Informative, vacuous, or without a value, for one network."""
+    if cell is None or cell.exact is None:
+        return "without value"
+    return "vacuous" if vacuous.get(name) else "informative"
+
+
+def _reasons(refused: Sequence[Line]) -> list[str]:
+    """Bounds without a value by their reason, each reason once."""
+    labels: dict[str, list[str]] = {}
+    for line in refused:
+        reason = next((cell.reason for cell in line.cells if cell is not None and cell.reason), "no value")
+        labels.setdefault(reason, []).append(line.label)
+    return [f"{', '.join(names)}: {reason}" for reason, names in labels.items()]
 
 
 def audits_part(audits: Mapping[str, Audit], _: Colours) -> Part:

@@ -87,13 +87,6 @@ def _sharpness(runs: Mapping[str, Stability], colours: Colours) -> Iterator[Plot
             legend_above(ax, 1 if batches else 2)
 
     symbols = " or ".join(dict.fromkeys(run.rule.symbol for run in known.values()))
-    numbers = [
-        [name, kind, found.where, str(found.start), written(found.mean.value, 3), interval, written(found.spread, 2)]
-        for name, run in known.items()
-        for kind, found in (("λ_max", run.sharpness), ("batch sharpness", run.batch_sharpness))
-        if found.where != "unknown"
-        for interval in ("–".join(f"{end:.3f}" for end in (found.mean.low, found.mean.high)),)
-    ]
     yield Plot(
         "stability",
         f"{symbols}{' and batch sharpness' if batches else ''} against the edge",
@@ -103,8 +96,18 @@ def _sharpness(runs: Mapping[str, Stability], colours: Colours) -> Iterator[Plot
         + (f" Cut at {CUT:g}; the highest is {written(high, 3)}." if high > CUT else ""),
         on_axes(draw),
         ["training", "of", "where", "from step", "mean", "95 % interval", "spread"],
-        [[cell.replace("nan–nan", "too few records") for cell in row] for row in numbers],
+        [row for name, run in known.items() for row in _edge_rows(name, run)],
     )
+
+
+def _edge_rows(name: str, run: Stability) -> Iterator[list[str]]:
+    """Rows of the table below the curves: where λ_max and batch sharpness stay, from when on, with the interval."""
+    for kind, found in (("λ_max", run.sharpness), ("batch sharpness", run.batch_sharpness)):
+        if found.where != "unknown":
+            known = not math.isnan(found.mean.low) or not math.isnan(found.mean.high)
+            interval = f"{found.mean.low:.3f}–{found.mean.high:.3f}" if known else "too few records"
+            values = written(found.mean.value, 3), interval, written(found.spread, 2)
+            yield [name, kind, found.where, str(found.start), *values]
 
 
 def _curves(runs: Mapping[str, Stability], colours: Colours, column: str, title: str, caption: str) -> Iterator[Plot]:

@@ -20,6 +20,7 @@ from flatscope.training.fused_chain import NotFused, read_chain
 from flatscope.training.fused_device import POINTERS, Job, Machine, NotCompiled, machine_of
 from flatscope.training.fused_source import plan_kernel
 from flatscope.training.stack import Stack
+from flatscope.training.stack_samples import sample_orders
 from flatscope.training.stacked_layers import StackedNetwork
 from flatscope.training.trials import StackSamples, Trial, TrialData
 
@@ -232,7 +233,7 @@ class FusedStack(Stack):
     def _orders(self, epoch: int) -> Tensor:
         if self._next is not None and self._next[0] == epoch:
             return self._next[1]
-        return super()._orders(epoch)
+        return sample_orders(self.trials, self.samples.targets.shape[1], epoch)
 
     def _size(self) -> int:
         return sum(value[0].numel() for value in self.trained.values())

@@ -184,26 +184,13 @@ def train_stacked(
 
     On Ctrl-C the group holds the last finished epoch, and the KeyboardInterrupt goes on.
     """
-    assert group.network is not None
     velocity = None if folder is None else resume_group(folder, group)
     for trial, record in zip(group.trials, group.records, strict=True):
         advance(trial.config.epochs if record.stopped_by else record.epochs)
     active = group.active
     if not active:
         return
-    samples = StackSamples.of(group.data)
-    kind = FusedStack if isinstance(group.network, FusedNetwork) else Stack
-    stack: Stack = kind(
-        group.network,
-        [group.trials[row] for row in active],
-        samples
-        if len(active) == len(group.trials)
-        else samples.rows(torch.tensor(active, device=samples.images.device)),
-        {name: value[active] for name, value in group.weights.items()},
-        group.trained,
-        {name: group.initial[name][active] for name in group.trained},
-        velocity,
-    )
+    stack = _stack_of(group, active, velocity)
     kept, writing = _copies(stack), CheckpointPace(*pace)
     begun = time.perf_counter() - group.seconds
     try:
@@ -213,10 +200,8 @@ def train_stacked(
             records, taken = list(group.records), active
             for row, record in zip(active, _after_epoch(group, stack, active, finite, test, begun), strict=True):
                 records[row] = record
-            weights, going_on = (
-                stack.weights,
-                [place for place, row in enumerate(active) if not records[row].stopped_by],
-            )
+            weights = stack.weights
+            going_on = [place for place, row in enumerate(active) if not records[row].stopped_by]
             group.take(weights, {place: row for place, row in enumerate(active) if records[row].stopped_by})
             if 0 < len(going_on) < len(active):
                 stack = stack.keep(going_on)
@@ -238,6 +223,24 @@ def train_stacked(
     except KeyboardInterrupt:
         group.take(kept, dict(enumerate(active)))
         raise
+
+
+def _stack_of(group: Group, active: Sequence[int], velocity: Mapping[str, Tensor] | None) -> Stack:
+    """The trials of a group that go on, as one stack."""
+    assert group.network is not None
+    samples = StackSamples.of(group.data)
+    if len(active) < len(group.trials):
+        samples = samples.rows(torch.tensor(active, device=samples.images.device))
+    kind = FusedStack if isinstance(group.network, FusedNetwork) else Stack
+    return kind(
+        group.network,
+        [group.trials[row] for row in active],
+        samples,
+        {name: value[active] for name, value in group.weights.items()},
+        group.trained,
+        {name: group.initial[name][active] for name in group.trained},
+        velocity,
+    )
 
 
 def train_alone(

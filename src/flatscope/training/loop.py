@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -141,15 +141,7 @@ def train(
     tested = checked_pair(model, held_out, config, device, "test data") if held_out is not None else None
     check_settings(model, y, config)
 
-    # One kernel for all weights; its rate is a tensor, which may change without a new graph, and has float32 only.
-    fused = all(p.is_cuda and p.dtype == torch.float32 and p.is_contiguous() for p in trained.values())
-    optimizer: torch.optim.Optimizer
-    settings: dict[str, Any] = {"weight_decay": config.weight_decay, "fused": fused}
-    if config.optimizer == "adam":
-        optimizer = torch.optim.Adam(trained.values(), config.lr, **settings)
-    else:
-        rate = torch.tensor(float(config.lr), device=device) if fused else config.lr
-        optimizer = torch.optim.SGD(trained.values(), rate, momentum=config.momentum, **settings)
+    optimizer = _optimizer(list(trained.values()), config)
     state, initial = TrainingState(), {name: p.detach().clone() for name, p in trained.items()}
     folder = None if checkpoint is None else Path(checkpoint)
     digest, writing = "", CheckpointPace(checkpoint_every, checkpoint_seconds)
@@ -164,8 +156,7 @@ def train(
         return TrainResult(model, history, stopped_by, config, state.epochs, resumed_from)
 
     if wants_channels_last(config.precision, x):
-        x = x.contiguous(memory_format=torch.channels_last)
-        tested = tested and (tested[0].contiguous(memory_format=torch.channels_last), tested[1])
+        x, tested = _channels_last(x), tested and (_channels_last(tested[0]), tested[1])
     steps = _Steps(model, x, y, optimizer, config)
     kept = _snapshot(model)
     begun = time.perf_counter() - state.seconds
@@ -178,8 +169,7 @@ def train(
                 model.eval()
                 measured = None
                 if finite and is_evaluated(config, state.epochs + 1):
-                    with activations_in(config.precision, device):
-                        measured = evaluation(model, (x, y), tested, config, steps.forward)
+                    measured = steps.evaluated(tested)
                     measured["distance"] = _distance(trained, initial)
                 after = next_state(state, config, finite, measured, time.perf_counter() - begun)
                 if folder is not None and writing.is_due(after.epochs, over=after.stopped_by is not None):
@@ -196,6 +186,21 @@ def train(
         if steps.channels_last:
             model.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
     return result(state.stopped_by)
+
+
+def _channels_last(images: Tensor) -> Tensor:
+    return images.contiguous(memory_format=torch.channels_last)
+
+
+def _optimizer(weights: Sequence[Tensor], config: TrainConfig) -> torch.optim.Optimizer:
+    """SGD or Adam with the settings; on a GPU one kernel for all weights where they are float32."""
+    fused = all(p.is_cuda and p.dtype == torch.float32 and p.is_contiguous() for p in weights)
+    settings: dict[str, Any] = {"weight_decay": config.weight_decay, "fused": fused}
+    if config.optimizer == "adam":
+        return torch.optim.Adam(weights, config.lr, **settings)
+    # As a tensor, the rate may change without a new graph.
+    rate = torch.tensor(float(config.lr), device=weights[0].device) if fused else config.lr
+    return torch.optim.SGD(weights, rate, momentum=config.momentum, **settings)
 
 
 def crop_and_flip(images: Tensor, offsets: Tensor, flips: Tensor) -> Tensor:
@@ -271,6 +276,11 @@ class _Steps:
                     shown, shown_at = start + size, time.monotonic()
         advance((n - shown) / n, note=f"epoch {epoch + 1}")
         return bool(self._total.isfinite()) and all(bool(p.isfinite().all()) for p in self._weights)
+
+    def evaluated(self, tested: Pair | None) -> dict[str, float]:
+        """Losses and errors of the model on the training samples, and on others."""
+        with activations_in(self._config.precision, self._x.device):
+            return evaluation(self._model, (self._x, self._y), tested, self._config, self.forward)
 
     def _step(self, size: int) -> None:
         """The next batch; nothing in it waits for the GPU."""

@@ -193,30 +193,21 @@ def _grouped(
     ways: dict[tuple[object, ...], str] = {}
     for i, (trial, part, model) in enumerate(zip(trials, parts, models, strict=True)):
         model.to(torch.device("cpu"), kind)
-        key: tuple[object, ...] = (i,)
+        key: tuple[object, ...] = (i,)  # of a trial that is trained alone
         network = None
-        try:
-            if stacked is not False:
+        if stacked is False:
+            _refuse_alone(trial, "stacked=False", False)
+        else:
+            try:
                 network = _network(build, model, part.images, known)
-                key, way = _key(network, model, trial, part), "fused kernel"
-                try:
-                    if stacked == "auto" and _fills_the_device(network, trial):
-                        raise NotFused("it has large dense layers alone, whose products a stack takes together")
-                    network = fusing(key, model, trial, part)
-                except NotFused as problem:
-                    if stacked == "fused":
-                        raise NotStackable(str(problem)) from None
-                    key, way = (*key, trial.config.batch_size), f"stack: {problem}"
+                network, key, way = _fused_or_stacked(fusing, network, model, trial, part, stacked)
                 if key not in networks:
                     _probe(network, model, part.images)
                     ways[key] = way
-        except NotStackable as problem:
-            network = None
-            _refuse_alone(trial, str(problem), stacked not in ("auto", False))
-            reasons.setdefault(str(problem), []).append(trial.name)
-            key = (i,)
-        if stacked is False:
-            _refuse_alone(trial, "stacked=False", False)
+            except NotStackable as problem:
+                network, key = None, (i,)
+                _refuse_alone(trial, str(problem), stacked != "auto")
+                reasons.setdefault(str(problem), []).append(trial.name)
         gathered.setdefault(key, []).append(i)
         networks.setdefault(key, network)
     groups = []
@@ -245,6 +236,21 @@ def _grouped(
 def _fills_the_device(network: StackedNetwork, trial: Trial) -> bool:
     """Whether steps of a stack are mostly large matrix products, which one multiprocessor a network is no match for."""
     return not network.has_convolutions and network.products * trial.config.batch_size > LARGE_PRODUCTS
+
+
+def _fused_or_stacked(
+    fusing: Fusing, network: StackedNetwork, model: nn.Module, trial: Trial, part: TrialData, stacked: bool | str
+) -> tuple[StackedNetwork, tuple[object, ...], str]:
+    """The network, the key of trials that share it, and how they are trained: by the fused kernel where it may be."""
+    key = _key(network, model, trial, part)
+    try:
+        if stacked == "auto" and _fills_the_device(network, trial):
+            raise NotFused("it has large dense layers alone, whose products a stack takes together")
+        return fusing(key, model, trial, part), key, "fused kernel"
+    except NotFused as problem:
+        if stacked == "fused":
+            raise NotStackable(str(problem)) from None
+        return network, (*key, trial.config.batch_size), f"stack: {problem}"
 
 
 def _network(build: Build, model: nn.Module, images: Tensor, known: dict[str, StackedNetwork]) -> StackedNetwork:

@@ -19,10 +19,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from flatscope.progress import Advance
-from flatscope.training.checkpoint import augmentation, epoch_order, learning_rate, stream_seed
+from flatscope.training.checkpoint import learning_rate, stream_seed
 from flatscope.training.evaluation import EVALUATION_BATCH
 from flatscope.training.gpu_steps import activations_in, captured, products_in, wants_channels_last
-from flatscope.training.loop import BAR_SECONDS, crop_and_flip
+from flatscope.training.loop import BAR_SECONDS
+from flatscope.training.stack_samples import EpochSamples
 from flatscope.training.stacked_layers import StackedNetwork
 from flatscope.training.trials import StackSamples, Trial
 
@@ -85,42 +86,41 @@ class Stack:
         sizes = [leaf.numel() for leaf in self.trained.values()]
         self._starts = list(itertools.accumulate(sizes, initial=0))[:-1]  # of each parameter in the vector
         channels_last = self._together == 1 and wants_channels_last(config.precision, samples.images)
-        self._layout = torch.channels_last if channels_last else torch.preserve_format
-        self._augmented = config.augmentation == "crop-flip"
-        self._velocity: Tensor | None = None
-        self.velocity: dict[str, Tensor] = {}
-        self._squares = torch.zeros_like(self._flat) if config.optimizer == "adam" else None
-        if self._squares is not None or any(trial.config.momentum for trial in self.trials):
-            self._velocity = torch.zeros_like(self._flat)
-            self.velocity = self._views(self._velocity, weights, trained)
-            if self._squares is not None:
-                squares = self._views(self._squares, weights, trained)
-                self.velocity |= {name + SQUARES: value for name, value in squares.items()}
-            for name, value in (velocity or {}).items():
-                self.velocity[name].copy_(value)
-        self._momentum = self._each([trial.config.momentum for trial in self.trials])
-        self._decay = self._each([trial.config.weight_decay for trial in self.trials])
-        schedules = {(t.config.lr, t.config.lr_steps, t.config.lr_decay) for t in self.trials}
-        # Minus the learning rate: of all weights, or of each.
-        self._rate = self._flat.new_empty(()) if len(schedules) == 1 else torch.empty_like(self._flat)
-        self._noisy = [row for row, trial in enumerate(self.trials) if trial.noise_temperature]
-        self._noise = self._flat.new_zeros(
-            len(self.trials), self._flat.numel() // len(self.trials) if self._noisy else 0
-        )
-        self._noise_power = torch.empty_like(self._flat) if self._noisy else None
-        n, device = samples.targets.shape[1], self.device
-        self.loss_sums = torch.zeros(len(self.trials), dtype=torch.float64, device=device)
+        layout = torch.channels_last if channels_last else torch.preserve_format
+        self._epoch = EpochSamples(self.trials, samples, trials_first=network.trials_first, layout=layout)
+        k, device = len(self.trials), self.device
+        self.loss_sums = torch.zeros(k, dtype=torch.float64, device=device)
         self._position = torch.zeros(1, dtype=torch.int64, device=device)
         self._steps = torch.arange(config.batch_size, device=device)
         self._steps_before = torch.zeros((), dtype=torch.int64, device=device)  # this epoch
-        self._order = torch.empty(len(self.trials), n, dtype=torch.int64, device=device)
-        self._targets = torch.empty_like(samples.targets)
-        self._offsets = torch.zeros(len(self.trials), n if self._augmented else 0, 2, dtype=torch.int64, device=device)
-        self._flips = torch.zeros(len(self.trials), n if self._augmented else 0, dtype=torch.bool, device=device)
         self._replay: Callable[[], None] | None = None
-        self._may_mix = network.has_convolutions and self.device.type in MIXING_DEVICES and self._together > 1
-        self._halted = torch.zeros(len(self.trials), dtype=torch.bool, device=device)
-        self._trial_of_weight = self._spread(range(len(self.trials))).int() if self._may_mix else None
+        self._may_mix = network.has_convolutions and device.type in MIXING_DEVICES and self._together > 1
+        self._halted = torch.zeros(k, dtype=torch.bool, device=device)
+        self._trial_of_weight = self._spread(range(k)).int() if self._may_mix else None
+        self._set_optimizer(weights, velocity or {})
+
+    def _set_optimizer(self, weights: Mapping[str, Tensor], velocity: Mapping[str, Tensor]) -> None:
+        """Buffers and settings of the optimizer; `velocity` as for the class, empty at the start of a run."""
+        configs, names = [trial.config for trial in self.trials], list(self.trained)
+        self._velocity: Tensor | None = None
+        self.velocity: dict[str, Tensor] = {}
+        self._squares = torch.zeros_like(self._flat) if configs[0].optimizer == "adam" else None
+        if self._squares is not None or any(config.momentum for config in configs):
+            self._velocity = torch.zeros_like(self._flat)
+            self.velocity = self._views(self._velocity, weights, names)
+            if self._squares is not None:
+                squares = self._views(self._squares, weights, names)
+                self.velocity |= {name + SQUARES: value for name, value in squares.items()}
+            for name, value in velocity.items():
+                self.velocity[name].copy_(value)
+        self._momentum = self._each([config.momentum for config in configs])
+        self._decay = self._each([config.weight_decay for config in configs])
+        schedules = {(config.lr, config.lr_steps, config.lr_decay) for config in configs}
+        # Minus the learning rate: of all weights, or of each.
+        self._rate = self._flat.new_empty(()) if len(schedules) == 1 else torch.empty_like(self._flat)
+        self._noisy = [row for row, trial in enumerate(self.trials) if trial.noise_temperature]
+        self._noise = self._flat.new_zeros(len(configs), self._flat.numel() // len(configs) if self._noisy else 0)
+        self._noise_power = torch.empty_like(self._flat) if self._noisy else None
 
     @property
     def weights(self) -> dict[str, Tensor]:
@@ -160,7 +160,7 @@ class Stack:
     def _pass(self, epoch: int, advance: Advance) -> list[bool]:
         """All steps of an epoch, and which trials came out finite."""
         generators = self._prepare(epoch)
-        n, shown_at, unseen = self._order.shape[1], time.monotonic(), 0.0
+        n, shown_at, unseen = self._epoch.n, time.monotonic(), 0.0
         for turn in self._turns:
             self._position.zero_()
             for start in range(0, n, self._batch_size):
@@ -247,24 +247,13 @@ class Stack:
                 for trial, rate in zip(self.trials, rates, strict=True)
             ]
             self._noise_power.copy_(self._spread(powers))
-        n, orders = self._order.shape[1], self._orders(epoch).to(self.device)
-        self._steps_before.fill_(epoch * -(-n // self._batch_size))
-        rows = torch.arange(len(self.trials), device=self.device)[:, None]
-        self._order.copy_(orders if self.samples.index is None else self.samples.index.gather(1, orders))
-        self._targets.copy_(self.samples.targets[rows, orders])
-        if self._augmented:
-            for row, trial in enumerate(self.trials):  # drawn as the plain loop draws them
-                self._offsets[row], self._flips[row] = augmentation(n, trial.config.seed, epoch)
+        self._steps_before.fill_(epoch * -(-self._epoch.n // self._batch_size))
+        self._epoch.prepare(epoch)
         self.loss_sums.zero_()
         self._position.zero_()
         self._halted.zero_()
         seeds = {row: stream_seed(self.trials[row].config.seed, epoch, "noise") for row in self._noisy}
         return {row: torch.Generator(self.device).manual_seed(seed) for row, seed in seeds.items()}
-
-    def _orders(self, epoch: int) -> Tensor:
-        """The order in which each trial takes its samples, as plain training has it."""
-        n, settings = self.samples.targets.shape[1], [trial.config for trial in self.trials]
-        return torch.stack([epoch_order(n, own.seed, epoch, shuffle=own.shuffle) for own in settings])
 
     def _step(self, turn: Sequence[slice], size: int) -> None:
         """The next batch of some trials: gather, forward, backward, update. Nothing in it waits for the device."""
@@ -316,17 +305,7 @@ class Stack:
 
     def _gradients(self, rows: slice, columns: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Losses (t,) of some trials on these places of their order, and their gradients."""
-        images, targets = self._order[rows].index_select(1, columns), self._targets[rows].index_select(1, columns)
-
-        def ordered(values: Tensor) -> Tensor:
-            return values if self.network.trials_first else values.transpose(0, 1)
-
-        inputs = self.samples.images[ordered(images)]
-        shape = inputs.shape
-        if self._augmented:
-            offsets, flips = self._offsets[rows].index_select(1, columns), self._flips[rows].index_select(1, columns)
-            inputs = crop_and_flip(inputs.flatten(0, 1), ordered(offsets).flatten(0, 1), ordered(flips).flatten(0, 1))
-        inputs = inputs.reshape(-1, *shape[2:]).to(memory_format=self._layout).reshape(shape)
+        inputs, targets = self._epoch.batch(rows, columns)
         weights, leaves = self._leaves(rows)
         with activations_in(self._precision, self.device):
             batch_losses = losses(self.network(weights, inputs, training=True), targets, self._loss).mean(1)

@@ -257,12 +257,8 @@ def _read(number: int, trial: Mapping[str, Any], strict: bool) -> Trial:
     where = f"trial {number}"
     if not isinstance(trial, Mapping):
         raise InputError("a dictionary of settings", type(trial).__name__, where=where)
-    known = (*CONFIG_KEYS, *OWN_KEYS)
-    for key in trial:
-        if strict and key not in known:
-            unknown = UnknownNameError.among(str(key), known, f"setting of {where}")
-            unknown.fix += " Keys of your own need a build function, which receives them"
-            raise unknown
+    if strict:
+        _refuse_unknown_settings(trial, where)
     config = TrainConfig.from_dict({key: trial[key] for key in CONFIG_KEYS if key in trial})
     model_seed = trial.get("model_seed", config.seed)
     if isinstance(model_seed, bool) or not isinstance(model_seed, int) or model_seed < 0:
@@ -294,6 +290,15 @@ def _read(number: int, trial: Mapping[str, Any], strict: bool) -> Trial:
         train_size=size,
         noise_temperature=float(temperature),
     )
+
+
+def _refuse_unknown_settings(trial: Mapping[str, Any], where: str) -> None:
+    known = (*CONFIG_KEYS, *OWN_KEYS)
+    for key in trial:
+        if key not in known:
+            unknown = UnknownNameError.among(str(key), known, f"setting of {where}")
+            unknown.fix += " Keys of your own need a build function, which receives them"
+            raise unknown
 
 
 def _mapping(trial: Mapping[str, Any], key: str, where: str) -> dict[str, Any]:

@@ -122,6 +122,23 @@ class ChainRun:
         return Histogram(edges.astype(np.float64), density / scale, diagnose(series, self.starts))
 
 
+def _noise_power(temperature: float | None, noise: float | None, lr: float, momentum: float) -> float:
+    """γ', given as it is or as a temperature."""
+    if (temperature is None) == (noise is None):
+        raise InputError("either temperature or noise", "both or neither", where="run_chains")
+    return noise if noise is not None else noise_of_temperature(temperature or 0.0, lr, momentum)
+
+
+def _refuse_settings(start: Tensor, steps: int, record_every: int, burn_in: float) -> None:
+    """Refuse starts that are no points, and numbers of steps that leave nothing to record."""
+    if start.dim() != 2 or not start.is_floating_point():
+        got = f"{tuple(start.shape)} of {start.dtype}"
+        raise InputError("a start (chains, d) of real numbers", got, where="run_chains")
+    if steps < 1 or record_every < 1 or not 0 <= burn_in < 1:
+        got = f"steps {steps}, record_every {record_every}, burn_in {burn_in}"
+        raise InputError("steps and record_every >= 1, burn_in in [0, 1)", got, where="run_chains")
+
+
 def run_chains(
     gradient: Field,
     start: Tensor,
@@ -167,15 +184,8 @@ def run_chains(
         >>> abs(float(run.values.var()) - 0.0784) < 0.005
         True
     """
-    if (temperature is None) == (noise is None):
-        raise InputError("either temperature or noise", "both or neither", where="run_chains")
-    if start.dim() != 2 or not start.is_floating_point():
-        got = f"{tuple(start.shape)} of {start.dtype}"
-        raise InputError("a start (chains, d) of real numbers", got, where="run_chains")
-    if steps < 1 or record_every < 1 or not 0 <= burn_in < 1:
-        got = f"steps {steps}, record_every {record_every}, burn_in {burn_in}"
-        raise InputError("steps and record_every >= 1, burn_in in [0, 1)", got, where="run_chains")
-    power = noise if noise is not None else noise_of_temperature(temperature or 0.0, lr, momentum)
+    _refuse_settings(start, steps, record_every, burn_in)
+    power = _noise_power(temperature, noise, lr, momentum)
     generator = torch.Generator(start.device).manual_seed(seed)
     begun, first = time.perf_counter(), int(steps * burn_in)
     point, velocity = start.clone(), torch.zeros_like(start)

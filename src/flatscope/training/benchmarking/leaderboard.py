@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.resources import files
 from pathlib import Path
@@ -205,26 +205,20 @@ def benchmark(
         >>> fs.benchmark("path_norm").names
         ['oracle', 'path_norm', 'chance']
     """
-    asked = [measures] if isinstance(measures, str) or callable(measures) else list(measures or ())
-    functions = [find_factory(given) if isinstance(given, str) else given for given in asked if _is_own(given)]
-    own = {_own_name(function): function for function in functions}
-    named = [str(given) for given in asked if not _is_own(given)]
+    own, named = _own_and_named(measures)
     if data is not None:
         return _on_embedded(own, named, data, _count(networks, OWN_NETWORKS), store, workers)
     table, _ = released_population()
+    baselines = [] if own or named else [*BASELINES, SECOND]
     chosen = [entry.name for entry in select(named)] if named else [name for name in declarations() if name in table]
     later = [name for name in chosen if name not in table and name in named]  # declared after the release
     own |= {name: declarations()[name].function for name in later}
-    everywhere = valued(table)
-    few = named and not own and any(name not in everywhere for name in chosen)
+    few = bool(named) and not set(chosen) <= set(valued(table))
     rows = design(_count(networks, OWN_NETWORKS if own else SUBSET if few else "all"))
     population = table[table["seed"].isin(rows["seed"])].reset_index(drop=True)
     there = valued(population)
-    if named and (missing := [name for name in chosen if name in table and name not in there]):
-        fix = f"Take networks={SUBSET} or fewer: of these every measure was taken"
-        raise InputError("measures that were taken of all these networks", ", ".join(missing), "benchmark", fix)
-    beside = [*(name for name in chosen if name in there and name not in own), ORACLE, CHANCE]
-    beside += [] if asked else [*BASELINES, SECOND]
+    _refuse_untaken([name for name in chosen if named and name in table and name not in there])
+    beside = [*(name for name in chosen if name in there and name not in own), ORACLE, CHANCE, *baselines]
     if not own:
         return _scored(population, beside)
     refuse_missing_data(rows["data"].unique())
@@ -234,6 +228,23 @@ def benchmark(
     frames = [score_all(joined, own), _scored(population, beside).to_frame()]
     meta = summary(population) | {"own": sorted(own), "pairs": _pairs(joined, own), "version": __version__}
     return Leaderboard(pd.concat(frames, ignore_index=True), meta)
+
+
+def _own_and_named(
+    measures: str | Function | Iterable[str | Function] | None,
+) -> tuple[dict[str, Function], list[str]]:
+    """Functions of the user by name, and names or globs of measures of the library."""
+    asked = [measures] if isinstance(measures, str) or callable(measures) else list(measures or ())
+    functions = [find_factory(given) if isinstance(given, str) else given for given in asked if _is_own(given)]
+    names = [str(given) for given in asked if not _is_own(given)]
+    return {_own_name(function): function for function in functions}, names
+
+
+def _refuse_untaken(names: Sequence[str]) -> None:
+    """Refuse measures that were taken of some of these networks only."""
+    if names:
+        fix = f"Take networks={SUBSET} or fewer: of these every measure was taken"
+        raise InputError("measures that were taken of all these networks", ", ".join(names), "benchmark", fix)
 
 
 def _store(folder: str | None) -> Store:

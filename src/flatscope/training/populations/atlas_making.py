@@ -136,10 +136,36 @@ def _refuse_changing(looks: pd.DataFrame, by: Sequence[str]) -> None:
             raise InputError("a value for each network", "networks without", where=f"atlas, {name}")
 
 
+def _refuse_missing(columns: Sequence[str], needed: Sequence[str]) -> None:
+    """Refuse a table without the columns that an atlas needs."""
+    if missing := [name for name in needed if name not in columns]:
+        expected = f"one of {', '.join(NAMED)}; epoch; gap, or test_loss and train_loss"
+        fix = "One row per network and epoch; network= and target= (--network, --target) name other columns"
+        raise InputError(f"a table with columns {expected}", f"no {' and no '.join(missing)}", "atlas", fix)
+
+
+def _refuse_rows(looks: pd.DataFrame, named: str, numeric: Sequence[str]) -> None:
+    """Refuse texts instead of numbers, rows without network or epoch, and two rows of one network and epoch."""
+    for name in numeric:
+        if not pd.api.types.is_numeric_dtype(looks[name]):
+            raise InputError("a column of numbers", str(looks[name].dtype), where=f"atlas, {name}")
+    if looks[[named, "epoch"]].isna().any(axis=None):
+        raise InputError(f"{named} and epoch in every row", "rows without", "atlas", "Leave out the other rows first")
+    if looks.duplicated([named, "epoch"]).any():
+        fix = "One column per layer (kappa/fc1); name the column that tells networks apart with network="
+        raise InputError("one row per network and epoch", "several", f"atlas, {named}", fix)
+
+
+def _notes_on_left_out(constant: Sequence[str], target: str, n_lost: int) -> list[str]:
+    notes = [f"{some_of(constant, 5)}: constant, left out"] if constant else []
+    lost = f"{numbered(n_lost, 'network')} without a finite {target} at times, left out there"
+    return [*notes, lost] if n_lost else notes
+
+
 def _checked(
     frame: pd.DataFrame, measures: Sequence[str], target: str, by: Sequence[str], network: str
 ) -> tuple[pd.DataFrame, str, list[str], str, list[str]]:
-    """What is needed of the frame, the networks numbered; names of network, measures and target; remarks."""
+    """Needed columns with networks numbered; the column that names networks; measures; target; remarks."""
     if isinstance(measures, str) or isinstance(by, str):
         raise InputError("a list of columns", repr(measures if isinstance(measures, str) else by), where="atlas")
     looks = _with_gaps(frame.set_axis([str(column) for column in frame.columns], axis=1).reset_index(drop=True))
@@ -149,31 +175,19 @@ def _checked(
     chosen = list(measures) or list(measure_columns(looks, target))
     for name in (*filter(None, (network, asked)), *chosen, *by):
         refuse_unknown(name, columns, "column")
-    if missing := [name for name in (named, "epoch", target) if name not in columns]:
-        needed = f"one of {', '.join(NAMED)}; epoch; gap, or test_loss and train_loss"
-        fix = "One row per network and epoch; network= and target= (--network, --target) name other columns"
-        raise InputError(f"a table with columns {needed}", f"no {' and no '.join(missing)}", "atlas", fix)
+    _refuse_missing(columns, (named, "epoch", target))
     if not chosen:
         raise InputError("columns named after measures", some_of(columns, 8), "atlas", "Name them: measures=[…]")
     numeric = [name for name in ("epoch", "train_loss", "train_accuracy", target, *chosen) if name in columns]
-    for name in numeric:
-        if not pd.api.types.is_numeric_dtype(looks[name]):
-            raise InputError("a column of numbers", str(looks[name].dtype), where=f"atlas, {name}")
-    if looks[[named, "epoch"]].isna().any(axis=None):
-        raise InputError(f"{named} and epoch in every row", "rows without", "atlas", "Leave out the other rows first")
-    if looks.duplicated([named, "epoch"]).any():
-        fix = "One column per layer (kappa/fc1); name the column that tells networks apart with network="
-        raise InputError("one row per network and epoch", "several", f"atlas, {named}", fix)
+    _refuse_rows(looks, named, numeric)
     looks["network"] = pd.factorize(looks[named])[0]
     if looks["network"].nunique() < FEWEST:
         raise InputError(f"{FEWEST} networks or more", str(looks["network"].nunique()), where=f"atlas, {named}")
     looks[numeric] = looks[numeric].astype("float64").replace([math.inf, -math.inf], math.nan)
     constant = [name for name in (target, *chosen) if looks[name].nunique() < 2]
-    if target in constant or set(constant) & set(measures) or set(constant) >= set(chosen):
+    if {target, *measures} & set(constant) or set(constant) >= set(chosen):
         raise InputError("a column that varies", "a constant", where=f"atlas, {constant[0]}")
-    notes = [f"{some_of(constant, 5)}: constant, left out"] if constant else []
-    lost = looks.loc[looks[target].isna(), "network"].nunique()
-    notes += [f"{numbered(lost, 'network')} without a finite {target} at times, left out there"] if lost else []
+    notes = _notes_on_left_out(constant, target, looks.loc[looks[target].isna(), "network"].nunique())
     _refuse_changing(looks, by)
     looks = looks.sort_values(["network", "epoch"], kind="stable", ignore_index=True)
     return (

@@ -242,11 +242,7 @@ def run(
         SweepFailed: some trials could not be done, after all others were.
         Interrupted: Ctrl-C; the same call goes on where this one stopped.
     """
-    refuse_unknown(engine, ENGINES, "engine")
-    if workers is not None and (isinstance(workers, bool) or not isinstance(workers, int) or workers < 0):
-        raise InputError("a number of workers, or 0 for none but this process", repr(workers), "sweep, workers")
-    if not cpus > 0 or not gpus >= 0:
-        raise InputError("more than 0 cores and no less than 0 GPUs", f"{cpus} and {gpus}", "sweep, cpus and gpus")
+    _check_settings(engine, workers, cpus, gpus)
     find_factory(work)  # a slip in the name is found here and not in every worker
 
     resolved = _once_each(units)
@@ -277,6 +273,15 @@ def run(
     if pending.errors:
         raise SweepFailed(pending.errors, total)
     return store.frame(config for configs in resolved for config in configs)
+
+
+def _check_settings(engine: str, workers: int | None, cpus: float, gpus: float) -> None:
+    """Refuse unknown engines and numbers that no machine has."""
+    refuse_unknown(engine, ENGINES, "engine")
+    if workers is not None and (isinstance(workers, bool) or not isinstance(workers, int) or workers < 0):
+        raise InputError("a number of workers, or 0 for none but this process", repr(workers), "sweep, workers")
+    if not cpus > 0 or not gpus >= 0:
+        raise InputError("more than 0 cores and no less than 0 GPUs", f"{cpus} and {gpus}", "sweep, cpus and gpus")
 
 
 def _once_each(units: Sequence[Sequence[Mapping[str, Any]]]) -> list[list[dict[str, Any]]]:
