@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,8 +17,10 @@ from flatscope.network.tracing import trace
 from flatscope.network.watching import relative_difference
 from flatscope.symmetries.folding import fold_batchnorm
 
-transformers = pytest.importorskip("transformers")
-pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
+pytestmark = [
+    pytest.mark.skipif(importlib.util.find_spec("transformers") is None, reason="transformers is not installed"),
+    pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning"),
+]
 
 IDS = torch.randint(1, 30, (6, 7), generator=torch.Generator().manual_seed(0))
 MASK = (torch.arange(7) < torch.tensor([[7], [5], [4], [7], [6], [3]])).long()
@@ -25,22 +29,28 @@ SMALL = {"hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 2, "i
 
 
 def bert(**more: Any) -> nn.Module:
+    from transformers import BertConfig, BertForSequenceClassification
+
     torch.manual_seed(0)
-    config = transformers.BertConfig(vocab_size=30, max_position_embeddings=8, num_labels=3, **SMALL, **more)
-    return transformers.BertForSequenceClassification(config).double().eval()
+    config = BertConfig(vocab_size=30, max_position_embeddings=8, num_labels=3, **SMALL, **more)
+    return BertForSequenceClassification(config).double().eval()
 
 
 def gpt(**more: Any) -> nn.Module:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
     torch.manual_seed(0)
     sizes = {"vocab_size": 30, "n_positions": 8, "n_embd": 12, "n_layer": 2, "n_head": 2}
-    config = transformers.GPT2Config(**sizes, bos_token_id=0, eos_token_id=0, **more)
-    return transformers.GPT2LMHeadModel(config).double().eval()
+    config = GPT2Config(**sizes, bos_token_id=0, eos_token_id=0, **more)
+    return GPT2LMHeadModel(config).double().eval()
 
 
 def vit() -> nn.Module:
+    from transformers import ViTConfig, ViTForImageClassification
+
     torch.manual_seed(0)
-    config = transformers.ViTConfig(image_size=8, patch_size=4, num_labels=3, **SMALL)
-    return transformers.ViTForImageClassification(config).double().eval()
+    config = ViTConfig(image_size=8, patch_size=4, num_labels=3, **SMALL)
+    return ViTForImageClassification(config).double().eval()
 
 
 @pytest.mark.parametrize("by", ["attention", "norm"])
@@ -88,13 +98,21 @@ class Encoded:
 
 
 BATCH = {"input_ids": IDS, "attention_mask": MASK}
-FORMS: dict[str, Any] = {
-    "labels inside": BATCH | {"labels": Y},
-    "labels as a list": (BATCH, Y.tolist()),
-    "batch encoding": transformers.BatchEncoding(BATCH | {"labels": Y}),
-    "loader": DataLoader(Encoded(), batch_size=4, shuffle=True),
-    "samples by number": Encoded(),
-    "padded to the longest of each batch": [
+
+
+def batch_encoding() -> Any:
+    from transformers import BatchEncoding
+
+    return BatchEncoding(BATCH | {"labels": Y})
+
+
+FORMS: dict[str, Callable[[], Any]] = {
+    "labels inside": lambda: BATCH | {"labels": Y},
+    "labels as a list": lambda: (BATCH, Y.tolist()),
+    "batch encoding": batch_encoding,
+    "loader": lambda: DataLoader(Encoded(), batch_size=4, shuffle=True),
+    "samples by number": Encoded,
+    "padded to the longest of each batch": lambda: [
         {"input_ids": IDS[i : i + 1, : int(MASK[i].sum())], "labels": Y[i : i + 1]} for i in range(6)
     ],
 }
@@ -102,7 +120,7 @@ FORMS: dict[str, Any] = {
 
 @pytest.mark.parametrize("form", FORMS)
 def test_batches_of_every_form_give_the_same_numbers(form: str) -> None:
-    assert numbers(bert(), FORMS[form]) == pytest.approx(numbers(bert(), (BATCH, Y)), rel=1e-6)
+    assert numbers(bert(), FORMS[form]()) == pytest.approx(numbers(bert(), (BATCH, Y)), rel=1e-6)
 
 
 def test_texts_of_many_lengths_have_every_measure_of_curvature() -> None:

@@ -21,7 +21,7 @@ from flatscope_papers.study_result import StudyResult
 
 pytestmark = pytest.mark.long
 
-RESULTS = load_results(Path(__file__).parents[2] / "src" / "flatscope_papers" / "results")
+SAVED = Path(__file__).parents[2] / "src" / "flatscope_papers" / "results"
 SHOWN = "[...document.querySelectorAll('article.study:not([hidden])')].map(e => e.dataset.paper)"
 CLAIMS = (
     "[...document.querySelectorAll('article.study:not([hidden]) tr[data-verdict]:not([hidden])')]"
@@ -32,7 +32,8 @@ UNDRAWN = "[...document.images].filter(e => !e.complete || e.naturalWidth < 50).
 
 @pytest.fixture(scope="module")
 def found() -> list[StudyResult]:
-    return [result for name in studies() if (result := latest(RESULTS.get(name, {})))]
+    results = load_results(SAVED)
+    return [result for name in studies() if (result := latest(results.get(name, {})))]
 
 
 @pytest.fixture(scope="module")

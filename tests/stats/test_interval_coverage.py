@@ -11,7 +11,6 @@ import numpy as np
 import pandas as pd
 import pytest
 from scipy import stats as scipy_stats
-from scipy.signal import lfilter
 
 from flatscope import stats
 from flatscope.stats.estimate import Estimate
@@ -131,6 +130,8 @@ def test_agreement_of_signs(repeats: int) -> None:
 
 
 def autoregression(rng: np.random.Generator, phi: float, n: int) -> Any:
+    from scipy.signal import lfilter
+
     return lfilter([1], [1, -phi], rng.standard_normal(n + 2_000))[2_000:]
 
 
