@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PICTURES = ROOT / "docs" / "images" / "examples"
+IMAGES = ROOT / "docs" / "images"
+# Examples that drew a picture which another page shows as well.
+DRAWN_ELSEWHERE = {"edge_of_stability": "edge-of-stability.png", "landscape_invariance": "landscapes.png"}
 INTRODUCTION = """# Examples
 
 Scripts to run and to change; every one of them runs in the tests. Two notebooks show the same with their results:
@@ -23,8 +25,8 @@ def pages() -> Iterator[tuple[str, str]]:
     cards = [INTRODUCTION]
     for path in sorted((ROOT / "examples").glob("*.py")):
         title, _, rest = (ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "").partition("\n")
-        picture = PICTURES / f"{path.stem}.png"
-        shown = f"![{title}](../images/examples/{picture.name})" if picture.exists() else ""
+        picture = DRAWN_ELSEWHERE.get(path.stem, f"examples/{path.stem}.png")
+        shown = f"![{title}](../images/{picture})" if (IMAGES / picture).exists() else ""
         name = _name(path)
         cards.append(f'<div class="card" markdown>\n{shown}\n\n[**{name}**]({path.stem}.md)<br>{title}\n</div>\n')
         yield f"examples/{path.stem}.md", _page(path, title, rest.strip(), shown)

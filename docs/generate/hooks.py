@@ -30,18 +30,16 @@ from flatscope.reports.markup import formula
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 log = logging.getLogger("mkdocs.flatscope")
-# Files at the root of the repository that are pages of the site.
+# Files elsewhere in the repository that are pages of the site.
 AT_ROOT = {"CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}
-# Pages that are made of a file: documents link to the file, which is there wherever they are read.
-MADE_OF = AT_ROOT | {
-    "benchmarks/RESULTS.md": "benchmarks.md",
-    "src/flatscope/training/benchmarking/leaderboard.parquet": "leaderboard.md",
-    "docs/networks.json": "networks.md",
-    "docs/symmetries/found.json": "symmetries.md",
-    "src/flatscope/cli/commands.py": "commands.md",
-}
+ELSEWHERE = AT_ROOT | {"benchmarks/RESULTS.md": "benchmarks.md"}
+# Documents link to a page that only the site has by its name in this one, which can be read anywhere.
+GENERATED = "docs/generated.md"
 NAME = re.compile(r"(?<![\[`\w])`([a-z][a-z0-9_]*)`(?![`\]])")
-LINK = re.compile(r"(\]\()([^)#\s]+)([^)]*\))")
+LINK = re.compile(r"(\]\()([^)#\s]+)([^)]*\))")  # address and anchor
+# What a program printed, and the lines of it in which no two words stand further apart than by one space.
+OUTPUT = re.compile(r'(<div class="(?:language-text )?highlight"><pre>(?:<span></span>)?<code>)(.*?)(</code>)', re.DOTALL)
+SENTENCE = re.compile(r"^\S+(?: \S+)*\n", re.MULTILINE)
 # A formula that the converter could not read; it would stand on the page as its source.
 UNREAD = '<code class="tex">'
 
@@ -109,12 +107,14 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         target = match[2]
         if re.match(r"[a-z]+:", target):
             return match[0]
-        path = os.path.normpath(os.path.join(os.path.dirname(source), target))
-        if path.startswith("docs/") and source.startswith("docs/") and path not in MADE_OF:
+        path, after = os.path.normpath(os.path.join(os.path.dirname(source), target)), match[3]
+        if path == GENERATED:
+            path, after = f"docs/{after.lstrip('#').rstrip(')')}.md", ")"
+        elif path.startswith("docs/") and source.startswith("docs/"):
             return match[0]
-        inside = MADE_OF.get(path, path.removeprefix("docs/"))
+        inside = ELSEWHERE.get(path, path.removeprefix("docs/"))
         if files.get_file_from_path(inside) is not None:
-            return match[1] + os.path.relpath(inside, os.path.dirname(page.file.src_uri) or ".") + match[3]
+            return match[1] + os.path.relpath(inside, os.path.dirname(page.file.src_uri) or ".") + after
         if (ROOT / path).exists():
             return f"{match[1]}{config.extra['repository']}/blob/main/{path}{match[3]}"
         return match[0]
@@ -153,4 +153,10 @@ def on_page_content(html_text: str, page: Page, config: MkDocsConfig, files: Fil
     html_text = re.sub(
         r"<code>(\w+)</code>", lambda name: f'<code class="name">{name[1].replace("_", "_<wbr>")}</code>', html_text
     )
+    html_text = OUTPUT.sub(lambda block: block[1] + SENTENCE.sub(_wrapped, block[2]) + block[3], html_text)
     return re.sub(r'<(span|div) class="arithmatex">(.*?)</\1>', drawn, html_text, flags=re.DOTALL)
+
+
+def _wrapped(line: re.Match[str]) -> str:
+    """A line of printed text that is a sentence may break; the lines of a table may not."""
+    return f'<span class="sentence">{line[0]}</span>' if len(html.unescape(line[0])) > 60 else line[0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +21,7 @@ def pages() -> Iterator[tuple[str, str]]:
     for match in DIRECTIVE.finditer(LIST.read_text(encoding="utf-8")):
         path, options = match["path"], match["options"]
         chosen = ", ".join(filter(None, [options, "heading_level: 1"]))
-        head = f"---\ntitle: {_name(path)}\ndescription: {_summary(path)!r}\n---\n"
+        head = f"---\ntitle: {_name(path)}\ndescription: {json.dumps(_summary(path), ensure_ascii=False)}\n---\n"
         yield f"{FOLDER}/{_file(path)}", f"{head}::: {path}\n    options: {{{chosen}}}\n"
 
 

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 ROW = 0.21  # inches of a line in a figure that lists things
 LINES = {"train": "-", "test": "--", "": "-"}
-NOT_A_CURVE = ("epoch", "index", "seconds")
+NOT_A_CURVE = ("epoch", "step", "index", "seconds")
 MOST_BINS = 40
 MOST_POINTS = 160  # of a line; wider layers are shown by that many of their ranks
 MOST_LAYERS = 12  # figures of one measure
