@@ -1,6 +1,6 @@
 """Takes the pictures of the gallery: `python docs/generate/example_pictures.py [NAME …]` runs examples.
 
-One that writes a page is shown by the first picture of that page, one that draws by its figure. An example that only prints
+One that writes a page is shown by the first picture of that page, one that draws by its figure. One that only prints
 has no picture: text is read on its page, not in a thumbnail.
 """
 
@@ -19,7 +19,14 @@ ROOT = Path(__file__).parents[2]
 PICTURES = ROOT / "docs" / "images" / "examples"
 # What to run them with, where their own defaults take minutes.
 ARGUMENTS = {"two_basins": ["--quick"]}
-PRINTED = ("my_model", "flatness_radius", "geometric_margins", "non_vacuous_bound", "polynomial_network", "true_and_random_labels")
+PRINTED = (
+    "my_model",
+    "flatness_radius",
+    "geometric_margins",
+    "non_vacuous_bound",
+    "polynomial_network",
+    "true_and_random_labels",
+)
 LEFT_OUT = (*PRINTED, *DRAWN_ELSEWHERE)
 FIRST_PICTURE = ".hero canvas, .hero svg.chart, main canvas, main svg.chart"
 

@@ -38,7 +38,9 @@ GENERATED = "docs/generated.md"
 NAME = re.compile(r"(?<![\[`\w])`([a-z][a-z0-9_]*)`(?![`\]])")
 LINK = re.compile(r"(\]\()([^)#\s]+)([^)]*\))")  # address and anchor
 # What a program printed, and the lines of it in which no two words stand further apart than by one space.
-OUTPUT = re.compile(r'(<div class="(?:language-text )?highlight"><pre>(?:<span></span>)?<code>)(.*?)(</code>)', re.DOTALL)
+OUTPUT = re.compile(
+    r'(<div class="(?:language-text )?highlight"><pre>(?:<span></span>)?<code>)(.*?)(</code>)', re.DOTALL
+)
 SENTENCE = re.compile(r"^\S+(?: \S+)*\n", re.MULTILINE)
 # A formula that the converter could not read; it would stand on the page as its source.
 UNREAD = '<code class="tex">'

@@ -1,4 +1,4 @@
-"""Links of documents lead to files that a reader of the repository can read; what only the site has is said to be so."""
+"""Links of documents lead to files that a reader of the repository can read; what only the site has is said so."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ def broken(page: Path, text: str) -> list[str]:
 def anchors(text: str) -> set[str]:
     """Names of the headings of a document, as hosts of repositories and the site make them; its own names."""
     headings = re.findall(r"^#+ (.+)$", re.sub(r"```.*?```", "", text, flags=re.DOTALL), re.MULTILINE)
-    words = [re.sub(r"[^\w\- ]", "", re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading)).strip().lower() for heading in headings]
+    words = [
+        re.sub(r"[^\w\- ]", "", re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading)).strip().lower()
+        for heading in headings
+    ]
     return {word.replace(" ", "-") for word in words} | set(re.findall(r'<a id="([^"]+)"', text))
 
 

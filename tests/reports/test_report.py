@@ -398,7 +398,7 @@ def test_profiles_of_layers() -> None:
 
 
 def test_training_curves() -> None:
-    plots = list(history_plots({"a": history(), "b": history().set_index("epoch")}, {}))
+    plots = list(history_plots({"a": history().assign(step=range(5)), "b": history().set_index("epoch")}, {}))
     assert [plot.title for plot in plots] == ["loss", "error"]  # lr never changes, gradient_norm was not recorded
     assert [line[0] for line in plots[0].rows] == ["a, train", "a, test", "b, train", "b, test"]
     assert [plot.make().axes[0].get_yscale() for plot in plots] == ["log", "linear"]

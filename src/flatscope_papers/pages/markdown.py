@@ -66,6 +66,11 @@ def told(finding: Finding) -> str:
     return f"{finding.claim.quantity} {brief(finding.answer)}".strip()
 
 
+def figure(path: str, words: str) -> str:
+    """A picture that leads to itself in full: wide ones are smaller on the page, and scroll on a phone."""
+    return f"[![{text(words)}]({path})]({path})"
+
+
 def verdict(finding: Finding) -> str:
     """Sign and word, whether it holds in part, and whether it is newer than its results."""
     mark = AFTER if finding.claim.after_results else ""

@@ -6,7 +6,6 @@ import itertools
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from html import escape
 
 from flatscope.formatting import typeset
 from flatscope_papers.claims import (
@@ -21,7 +20,7 @@ from flatscope_papers.claims import (
     UNTESTABLE,
     range_text,
 )
-from flatscope_papers.pages.markdown import AFTER, brief, capital, table, text, told
+from flatscope_papers.pages.markdown import AFTER, brief, capital, figure, table, text, told
 from flatscope_papers.reproduction import AT_PAPER_SCALE, GROUPS, REDUCED, Entry, Results, entries, latest, matrix
 from flatscope_papers.study_registry import studies
 from flatscope_papers.toml_files import FOUR_PAPERS, paper_words
@@ -128,15 +127,14 @@ def _paper(paper: str, own: Sequence[Entry], found: Sequence[Entry], results: Re
     lines += [*(f"- {line}" for line in three_lines(paper, found)), ""]
     if latest(results.get(words.figure, {})):
         declared = studies()[words.figure]
-        alt = escape(f"{declared.figure}: {declared.title}")
-        lines += [f'<img src="{folder}/images/{words.figure}.png" alt="{alt}" width="720">', ""]
+        lines += [figure(f"{folder}/images/{words.figure}.png", f"{declared.figure}: {declared.title}"), ""]
     chosen = headlines(own)
     number = sum(map(len, chosen.values()))
     lines += [f'<details markdown="1"><summary>{number} claims that it is read for, with their numbers</summary>', ""]
     for part, claims in chosen.items():
         if claims:
             of = sum(entry.finding.verdict in PARTS[part] for entry in own if entry.finding.counts)
-            lines += [f"**{part}** ({len(claims)} of {of} claims)", "", *map(_item, claims), ""]
+            lines += [f"**{part}** ({len(claims)} of {of} claims shown)", "", *map(_item, claims), ""]
     return [*lines, "</details>", "", f"[Every study]({folder}/{paper}.md) · *{badge(own)}*", ""]
 
 

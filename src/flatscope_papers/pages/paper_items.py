@@ -50,9 +50,10 @@ def coverage_page() -> str:
     lines = ["# Coverage", "", SAYS, "", f"{number} items; {weaker} of them are weaker here than in the paper.", ""]
     for paper, own in rows.items():
         count = sum(len(row.items) for row in own)
-        lines += [f"## {capital(FOUR_PAPERS[paper])} ({count})", ""]
+        lines += [f"## {capital(FOUR_PAPERS[paper])}", ""]
+        lines += [f'<details markdown="1"><summary>{count} items</summary>', ""]
         cells = [_cells(item, row) for row in own for item in row.items]
-        lines += [*table(["item", "where", "reached by", "checked by", "weaker"], cells), ""]
+        lines += [*table(["item", "where", "reached by", "checked by", "weaker"], cells), "", "</details>", ""]
     return "\n".join(lines)
 
 

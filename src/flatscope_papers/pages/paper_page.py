@@ -11,6 +11,7 @@ from flatscope_papers.pages.markdown import (
     CLAIM_HEADER,
     capital,
     claim_row,
+    figure,
     sentence,
     table,
     text,
@@ -73,7 +74,7 @@ def _study(declared: Study, found: Sequence[Entry], result: StudyResult | None, 
         "",
     ]
     if result:
-        lines += [f"![{text(declared.title)}, as found here](images/{declared.name}.png)", ""]
+        lines += [figure(f"images/{declared.name}.png", f"{declared.title}, as found here"), ""]
     lines += [*table(CLAIM_HEADER, (claim_row(e) for e in found if e.finding.claim.kind in COUNTED)), ""]
     for kind, title in ((ERRATUM, "Slips of the printed text"), (REMARK, "Told, and not judged")):
         others = [claim_row(entry) for entry in found if entry.finding.claim.kind == kind]
