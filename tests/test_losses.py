@@ -227,3 +227,16 @@ def test_the_surprise_of_a_class_is_its_cross_entropy_however_large_the_logits()
     assert torch.autograd.gradgradcheck(
         lambda z: as_loss("cross_entropy")(z, targets[:5]), (logits[:5].detach() / 100).requires_grad_()
     )
+
+
+def test_a_loss_below_zero_is_asked_for_its_sign() -> None:
+    """As where the log-likelihood is taken for the loss."""
+    torch.manual_seed(0)
+    model, x, y = nn.Linear(4, 3), torch.randn(30, 4), torch.arange(30) % 3
+    for sign in (1, -1):
+
+        def loss(outputs: Tensor, targets: Tensor, sign: int = sign) -> Tensor:
+            return sign * nn.functional.cross_entropy(outputs, targets, reduction="none")
+
+        table = fs.measure(fs.Problem(model, (x, y), loss=loss), "rho_sum")
+        assert any("minus the logarithm" in remark for remark in table.meta.get("remarks", ())) == (sign < 0)

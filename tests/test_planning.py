@@ -125,7 +125,7 @@ def test_a_plan_is_near_the_truth(clock: Clock) -> None:
 def test_a_budget_is_kept_and_what_is_not_begun_says_so(clock: Clock) -> None:
     problem = slow_problem(clock, n=100)
     names = ["hessian_min_eigenvalue", "sharpness", "expected_flatness", "functional_margin"]
-    options = {"expected_flatness": {"draws": 2000, "sigma": 1e-9}}
+    options = {"expected_flatness": {"draws": 2000, "sigma": 1e-4}}
     begun = time.monotonic()
     table = fs.measure(problem, ["geometric_margin", *names], options=options, budget=1.5, precision=0)
     assert time.monotonic() - begun < 1.5 + 0.5
@@ -135,6 +135,23 @@ def test_a_budget_is_kept_and_what_is_not_begun_says_so(clock: Clock) -> None:
     assert "of 2,000 draws: the time was up" in frame.loc["expected_flatness", "reason"]
     assert frame.loc["expected_flatness", "stderr"] > 0
     assert frame.loc["geometric_margin", "reason"].startswith("not begun: would take about ")
+
+
+def test_whether_it_is_a_minimum_is_looked_at_before_what_takes_all_the_time(clock: Clock) -> None:
+    names = ["margin", "hessian_trace", "hessian_max_eigenvalue", "expected_flatness"]
+    options = {"expected_flatness": {"draws": 2000}}
+    table = fs.measure(slow_problem(clock, n=100), names, options=options, budget=1.0, precision=0)
+    assert "the time was up" in table.reason("expected_flatness")
+    assert table.meta["standing"]["fall"] > 0
+    assert table.headline.startswith(("No minimum", "Not trained"))
+
+
+def test_a_budget_too_short_to_look_for_a_minimum_says_so(clock: Clock) -> None:
+    table = fs.measure(slow_problem(clock, n=100), ["margin", "hessian_trace"], budget=0.15)
+    assert "fall" not in table.meta.get("standing", {}) or table.meta["standing"]["fall"] is None
+    assert any("larger budget" in remark for remark in table.meta["remarks"])
+    long = fs.measure(slow_problem(clock, n=100), ["margin", "hessian_trace"])
+    assert not any("larger budget" in remark for remark in long.meta.get("remarks", ()))
 
 
 def test_a_sweep_by_draws_begins_where_all_columns_would_take_too_long(clock: Clock) -> None:

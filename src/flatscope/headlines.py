@@ -102,7 +102,9 @@ def _fit(meta: Meta) -> str:
     error = math.sqrt(test * (1 - test) / summary.n_test) if what == "error" and summary.n_test else 0.0
     shown, spread = with_error(scale * test, scale * error)
     shown = f"{shown} ± {spread}" if spread else written(scale * test, 3)
-    return f"{text}, test {what} {shown}{unit}."
+    overfits = what == "loss" and test >= summary.constant and not summary.tells_nothing
+    useless = f": no better than {written(summary.constant, 3)}, that of outputs that ignore the inputs"
+    return f"{text}, test {what} {shown}{unit}{useless if overfits else ''}."
 
 
 def _flatness(frame: pd.DataFrame) -> str:

@@ -29,11 +29,20 @@ from flatscope.formatting import time_text
 from flatscope.forms import point_of, refuse_missing
 from flatscope.isolation import let_go, own_settings
 from flatscope.network_summary import STANDING
-from flatscope.planning import Schedule, advise_matrix, has_time, make_schedule, shared_work, traces_alone
+from flatscope.planning import (
+    Schedule,
+    advise_matrix,
+    has_time,
+    is_late,
+    make_schedule,
+    shared_work,
+    time_to_descend,
+    traces_alone,
+)
 from flatscope.problem import Problem
 from flatscope.progress import progress
 from flatscope.registry import Declaration, Result, Value, declarations, select
-from flatscope.summarising import summary_of
+from flatscope.summarising import summary_of, unknown_minimum
 from flatscope.symmetries.folding import has_batchnorm
 from flatscope.table import Table, options_text
 from flatscope.version import __version__
@@ -72,8 +81,9 @@ def measure(
         options: {measure: {option: value}}; defaults are the papers' values.
         precision: relative standard error at which estimates stop (no later than at their own number of draws);
             0 for exact values and all draws.
-        budget: time after which the call ends: seconds, or "90s", "10m", "2h". Cheap measures come first; estimates
-            stop with the error they have reached; what there is no time for is a row that says so.
+        budget: time after which the call ends: seconds, or "90s", "10m", "2h". Cheap measures come first, then whether
+            this is a minimum; estimates stop with the error they have reached; what there is no time for is a row that
+            says so.
         memory: what sweeps may use: bytes, or "8GiB"; None for a share of what is free.
         curvature: "hessian", or "gauss_newton" where the cheaper matrix is wanted.
         context: share the sweeps of an earlier call (its seed and its effort are used).
@@ -190,12 +200,18 @@ def _run(ctx: Context, kind: str, names: Names, options: Options, common: Row, w
         begun = time.perf_counter()
         ctx.effort = replace(effort, crashes={}, trace_alone=traces_alone(chosen))
         try:
-            for entry, rows in _steps(ctx, make_schedule(ctx, chosen), checked, common):
+            schedule = make_schedule(ctx, chosen)
+            is_read = any(entry.falls_with_loss for entry in chosen)
+            for entry, rows in _steps(ctx, schedule, checked, common):
                 found[entry.name] = rows
                 if watch is not None:
                     watch(entry, rows)
-            if any(entry.falls_with_loss for entry in chosen) and (effort.end is None or time.monotonic() < effort.end):
+                if is_read and not summary and time_to_descend(ctx, schedule, after=entry):
+                    summary |= _summary(ctx)
+            if is_read and not summary and (effort.end is None or time.monotonic() < effort.end):
                 summary |= _summary(ctx)
+            if is_read and (said := unknown_minimum(summary.get(STANDING, {}), is_late(ctx, schedule))):
+                ctx.remark(said)
         except KeyboardInterrupt as stop:
             left = ", ".join(entry.name for entry in chosen if entry.name not in found)
             text = f"{str(stop) or 'Interrupted'}: {len(found)} of {len(chosen)} {kind}s are done; go on with {left}"

@@ -20,6 +20,7 @@ SHARED = {"sweep", "gradient"}
 BY_COST = {"light": {"forward": 1.0}, "sweep": {"sweep": 1.0}, "long": {"forward": 500.0}}
 TIMED_SAMPLES = 256
 SLOW_SECONDS, SLOWER = 5.0, 5.0  # of the Hessian before another matrix is advised, and how many times as long
+DESCENT_PASSES, DESCENT_SHARE = 16.0, 0.75  # of looking whether this is a minimum; of the time left that it may take
 LEAST_SHARE = 0.1  # of its usual time without which an estimate or a search is not begun
 
 
@@ -162,6 +163,24 @@ def has_time(ctx: Context, effort: Effort, seconds: float, stops: bool) -> bool:
     left = effort.deadline - time.monotonic()
     enough = left > 0 and left >= seconds * (LEAST_SHARE if stops else 1.0)
     return not ctx.problem.ranks.anywhere(not enough)
+
+
+def time_to_descend(ctx: Context, schedule: Schedule, after: Declaration) -> bool:
+    """Whether to look now if this is a minimum: in a budget, after what is cheap, before what may take all the time."""
+    deadline, seconds = ctx.effort.deadline, schedule.seconds
+    if deadline is None or seconds is None:
+        return False
+    coming = schedule.entries[schedule.entries.index(after) + 1 :][:1]
+    if any("sweep" not in expected(entry) and schedule.cost(entry, set()) <= DESCENT_PASSES for entry in coming):
+        return False
+    enough = DESCENT_PASSES * seconds <= DESCENT_SHARE * (deadline - time.monotonic())
+    return not ctx.problem.ranks.anywhere(not enough)
+
+
+def is_late(ctx: Context, schedule: Schedule) -> bool:
+    """Whether too little of a budget is left to look if this is a minimum."""
+    deadline, seconds = ctx.effort.deadline, schedule.seconds or 0.0
+    return deadline is not None and time.monotonic() + DESCENT_PASSES * seconds > deadline
 
 
 def advise_matrix(ctx: Context, seconds: Mapping[str, float], kind: str) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Mapping
+from typing import Any
 
 from flatscope.context import Context
 from flatscope.descent import descent
@@ -46,6 +48,25 @@ def summary_of(
         gradient_norm=gradient_norm(context) if differentiates and not _is_over(context) else math.nan,
         n_test=0 if problem.test is None else problem.test.n,
         **(_descended(context) if descends and differentiates else {}),
+    )
+
+
+def unknown_minimum(standing: Mapping[str, Any], is_late: bool) -> str:
+    """Why nothing says whether this is a minimum, and what would; empty where something does.
+
+    Args:
+        standing: the summary of the network as plain values; empty where there was no time for it.
+        is_late: whether too little of a budget was left.
+    """
+    if standing.get("fall") is not None:
+        return ""
+    if (loss := standing.get("loss")) is not None and loss < 0:
+        return (
+            f"the mean training loss is below zero, {loss:.3g}: of a likelihood take minus the logarithm (that of a "
+            "density may be below zero; whether this is a minimum then has no scale)"
+        )
+    return (
+        "no time was left to see whether this is a minimum: give a larger budget, or fewer samples" if is_late else ""
     )
 
 

@@ -186,6 +186,27 @@ def test_the_decision_is_that_of_somebody_who_knows(name: str) -> None:
     assert again.decision == found.decision
 
 
+def test_a_network_that_is_not_trained_is_not_called_flat() -> None:
+    """Its numbers are small because it does nothing: silent outputs are the flattest of all."""
+    kept, other, flat = train(TRAIN), train(TRAIN, seed=1), silent(0)
+    found = compared(kept, flat)
+    assert (found.conclusion.code, found.conclusion.winner) == ("untold", "")
+    assert "b is not trained" in found.headline
+    assert "would be worth" in found.headline, "nothing was said to be flatter whose worth could be told"
+    found = compared(kept, flat, other)
+    assert found.conclusion.winner != "b"
+    assert "b is not trained" in found.headline
+
+
+def test_a_regression_that_does_no_better_on_test_data_than_a_constant_is_told_so() -> None:
+    noisy = clouds(60, seed=3)[0], NOTHING[:60]
+    model = train(noisy, 3000, width=64, loss="mse")
+    useless = fs.measure(fs.Problem(model, noisy, scaled(TEST), loss="mse"), "rho_sum").headline
+    assert "no better than" in useless
+    useful = fs.measure(fs.Problem(regression(), scaled(TRAIN), scaled(TEST), loss="mse"), "rho_sum").headline
+    assert "no better than" not in useful
+
+
 def test_held_out_data_decide_and_a_slope_is_a_caution_about_flatness_alone() -> None:
     x, y = clouds(60, seed=3)
     noisy = x, y[:, None].double() + NOTHING[:60] / 2

@@ -147,12 +147,21 @@ class Comparison(Result):
     def conclusion(self) -> rankings.Conclusion:
         """Which network is flatter, by which measures and by how much; first of all whether they are at a minimum."""
         comparable, counting = ([self._quantities[n] for n in names] for names in (self.comparable, self.counting))
-        found = rankings.conclude(self.names, self.distinct, comparable, counting, self.not_comparable())
-        steep = [name for name in self.distinct if self.networks[name].on_a_slope]
+        trained = [name for name in self.distinct if not self.networks[name].untrained]
+        raw = [name for name in self.distinct if name not in trained]
+        left_out = f"{listed(raw)} {'is' if len(raw) == 1 else 'are'} not trained" if raw else ""
+        if len(trained) < 2 <= len(self.distinct):
+            first = tuple(rankings.foremost(counting, self.distinct))
+            return rankings.Conclusion("untold", "", (), f"Which is flatter cannot be told: {left_out}.", first)
+        asked = trained if raw else self.distinct
+        found = rankings.conclude(self.names, asked, comparable, counting, self.not_comparable())
+        if raw:
+            found = replace(found, sentence=f"{found.sentence} Left out: {left_out}.")
+        steep = [name for name in asked if self.networks[name].on_a_slope]
         if not steep or found.code == "one function":
             return found
         who = f"{listed(steep)} {'is' if len(steep) == 1 else 'are'} not"
-        who = "None of them is" if len(steep) == len(self.distinct) else who
+        who = "None of them is" if len(steep) == len(asked) else who
         caution = f"{'its' if len(steep) == 1 else 'their'} flatness numbers describe where training stopped"
         return replace(found, sentence=f"{who} at a minimum: {caution}. {found.sentence}")
 
@@ -261,7 +270,11 @@ class Comparison(Result):
         if len(self.distinct) > 1:
             names = [self._quantities[label].measure for label in self.counting]
             classes = not any(math.isnan(self.networks[name].error) for name in self.distinct)
-            lines += [str(self.conclusion), worth_words(self.difference, names) if classes else UNTRIED]
+            found = self.conclusion
+            worth = worth_words(self.difference, names) if classes else UNTRIED
+            if found.code == "untold":
+                worth = worth.replace("What that is worth", "What flatness would be worth")
+            lines += [str(found), worth]
         return [*lines, *(remark for remark in self.warnings() if remark.code in FIRST_REMARKS)]
 
     def summary(self) -> str:
