@@ -111,3 +111,20 @@ def test_the_search_for_the_norm_of_a_map_ends_at_any_product() -> None:
     for number in (1, calls_of(search)):
         with pytest.raises(NotApplicable, match="time was up"):
             search(stops_at(number))
+
+
+@pytest.mark.parametrize("scale", [1e-200, 1e-45, 1e-25, 1e-8, 1e25, 1e200])
+def test_the_norm_of_a_map_is_found_whatever_its_scale(scale: float) -> None:
+    torch.manual_seed(0)
+    weight = torch.randn(4, 3, 3, 3, dtype=torch.float64)
+
+    def norm(weight: Tensor) -> float:
+        def apply(x: Tensor) -> Tensor:
+            return torch.nn.functional.conv2d(x, weight.to(x.dtype), padding=1)
+
+        return operator_norm(apply, (3, 16, 16), torch.device("cpu"))
+
+    columns = torch.nn.functional.conv2d(torch.eye(768, dtype=torch.float64).reshape(-1, 3, 16, 16), weight, padding=1)
+    expected = float(torch.linalg.matrix_norm(columns.flatten(1), 2))
+    assert norm(weight) == pytest.approx(expected, rel=1e-9)
+    assert norm(scale * weight) == pytest.approx(scale * expected, rel=1e-9, abs=0)
