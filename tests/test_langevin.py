@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import flatscope as fs
 from flatscope.errors import InputError
-from flatscope.langevin import SGLD, project, temperature_of_noise
+from flatscope.langevin import SGLD, project
 
 CURVATURE = torch.tensor([[2.0, 0.3], [0.3, 1.0]], dtype=torch.float64)
 
@@ -116,7 +116,7 @@ def test_temperature_is_reported_and_follows_what_was_given() -> None:
         group["lr"] /= 4
     assert optimizer.temperatures() == pytest.approx([0.2, 4 * 0.18, 0.7])
     assert optimizer.noise_powers()[1] == 0.3
-    assert temperature_of_noise(0.1, 0.0) == math.inf
+    assert SGLD.temperature_of(0.1, 0.0) == math.inf
     cooling = SGLD([weight()], 0.1, temperature=1.0, noise_decay=0.5)
     cooling.param_groups[0]["steps"] = 99
     assert cooling.temperatures() == pytest.approx([0.01])

@@ -99,27 +99,15 @@ PUBLIC_MODULES = {
 }
 USED_INSIDE = {
     "flatscope.cli.output",
-    "flatscope.disk",
     "flatscope.files",
-    "flatscope.formatting",
     "flatscope.generalization_bounds.classical",
     "flatscope.generalization_bounds.pac_bayes",
     "flatscope.generalization_bounds.psi",
-    "flatscope.isolation",
-    "flatscope.interpolation",
-    "flatscope.langevin",
-    "flatscope.lazy_names",
     "flatscope.measures.feature_robustness",
     "flatscope.measures.gradient_noise",
     "flatscope.measures.interactions",
     "flatscope.measures.pac_bayes",
-    "flatscope.network.products",
-    "flatscope.network.watching",
-    "flatscope.stats.estimate",
     "flatscope.symmetries.basis_paths",
-    "flatscope.symmetries.folding",
-    "flatscope.symmetries.path_skeleton",
-    "flatscope.training.sweeps.engines",
 }
 # Names that stand for two things; to be shortened, never to be added to.
 REPEATED_CLASSES: set[str] = set()

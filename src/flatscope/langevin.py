@@ -86,9 +86,19 @@ class SGLD(torch.optim.Optimizer):
 
     def temperatures(self) -> list[float]:
         """T = γ'_t²/(2γ(1 − β)) of the next step, for each group; infinite where γ = 0 and there is noise."""
-        return [
-            temperature_of_noise(_noise_power(group), group["lr"], group["momentum"]) for group in self.param_groups
-        ]
+        return [self.temperature_of(_noise_power(group), group["lr"], group["momentum"]) for group in self.param_groups]
+
+    @staticmethod
+    def noise_of(temperature: float, lr: float, momentum: float = 0.0) -> float:
+        """γ' = √(2γ(1 − β)T), the noise in the velocity that gives the temperature T."""
+        return math.sqrt(2 * lr * (1 - momentum) * temperature)
+
+    @staticmethod
+    def temperature_of(noise: float, lr: float, momentum: float = 0.0) -> float:
+        """T = γ'²/(2γ(1 − β)); infinite for noise without a gradient step."""
+        if noise == 0:
+            return 0.0
+        return noise**2 / (2 * lr * (1 - momentum)) if lr > 0 else math.inf
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -167,18 +177,6 @@ class SGLD(torch.optim.Optimizer):
             self._restore(states)
 
 
-def noise_of_temperature(temperature: float, lr: float, momentum: float = 0.0) -> float:
-    """γ' = √(2γ(1 − β)T), the noise in the velocity that gives the temperature T."""
-    return math.sqrt(2 * lr * (1 - momentum) * temperature)
-
-
-def temperature_of_noise(noise: float, lr: float, momentum: float = 0.0) -> float:
-    """T = γ'²/(2γ(1 − β)); infinite for noise without a gradient step."""
-    if noise == 0:
-        return 0.0
-    return noise**2 / (2 * lr * (1 - momentum)) if lr > 0 else math.inf
-
-
 def project(tensors: Sequence[Tensor], projection: Projection) -> None:
     """Put tensors back into a set, in place: the nearest point of a ball or box, or the same point of a torus."""
     kind, *numbers = _checked_projection(projection)
@@ -205,7 +203,7 @@ def wrap(tensor: Tensor, low: float, high: float) -> Tensor:
 def _noise_power(group: dict[str, Any]) -> float:
     power = group["noise"]
     if power is None:
-        power = noise_of_temperature(group["temperature"], group["lr"], group["momentum"])
+        power = SGLD.noise_of(group["temperature"], group["lr"], group["momentum"])
     return float(power * (1 + group["steps"]) ** -group["noise_decay"])
 
 

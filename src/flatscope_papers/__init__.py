@@ -1,5 +1,5 @@
 """Every figure and table of the four papers as a study with claims and verdicts."""
 
-from flatscope.lazy_names import lazy_names
+from flatscope.extend import lazy_names
 
 __getattr__, __dir__, __all__ = lazy_names(__name__)

@@ -18,8 +18,7 @@ import pandas as pd
 from scipy import stats as scipy_stats
 
 from flatscope import InputError
-from flatscope.stats import correlate, wilson
-from flatscope.stats.estimate import paired
+from flatscope.stats import correlate, paired, wilson
 from flatscope_papers.claims import Answer
 from flatscope_papers.correlation_intervals import lead_of_correlations, pearson_ends, spread_of_correlations
 

@@ -13,7 +13,7 @@ import typer
 from flatscope import FlatscopeError, InputError
 from flatscope.cli.output import check_place, show_error, show_grid, show_note
 from flatscope.errors import DataFileError, UnknownNameError
-from flatscope.formatting import numbered
+from flatscope.extend import numbered
 
 if TYPE_CHECKING:
     from flatscope_papers.study_result import StudyResult
@@ -199,8 +199,7 @@ def export(
 ) -> None:
     """Write every claim with its verdict to one file; as Markdown, with a folder of pages beside it."""
     from flatscope import report
-    from flatscope.disk import write_with_sum
-    from flatscope.extend import write_whole
+    from flatscope.extend import write_whole, write_with_sum
     from flatscope.files import csv_bytes, frame_bytes
     from flatscope_papers.pages.page_files import write_pages
     from flatscope_papers.reproduction import claim_frame, latest, load_results

@@ -15,11 +15,9 @@ from typing import Any
 
 import pandas as pd
 
-from flatscope.disk import MOST_TEXT
 from flatscope.errors import DataFileError
-from flatscope.extend import read_file, write_whole
+from flatscope.extend import MOST_TEXT, numbered, read_file, write_whole
 from flatscope.files import CHANGED, csv_bytes, digest, from_json_bytes, json_bytes, without_nan
-from flatscope.formatting import numbered
 from flatscope_papers.claims import Answer, Claim, Finding, counted, judge, number_text
 
 UNKNOWN: dict[str, Any] = {"date": "a day not noted", "device": "a device not noted", "seconds": math.nan}

@@ -21,8 +21,7 @@ from flatscope import FlatscopeError, InputError, __version__
 from flatscope.extend import usable_device
 from flatscope.files import figure_bytes
 from flatscope.inputs import available
-from flatscope.training import Store
-from flatscope.training.sweeps import engines
+from flatscope.training import Store, run_units
 from flatscope_papers.claims import judge
 from flatscope_papers.contradiction_notes import with_reasons
 from flatscope_papers.declaration import Analysis, Runs, Stage, Study, check_scale, name_of
@@ -89,7 +88,7 @@ def study(
         needed = {kept.key(config) for config in needed_later}
         for step in steps(stages, at_once(engine, workers, place)):
             gpus = step.stage.gpus if place.type == "cuda" else 0
-            engines.run(step.stage.units, name_of(step.stage.work), kept, gpus=gpus, **settings)
+            run_units(step.stage.units, name_of(step.stage.work), kept, gpus=gpus, **settings)
             if drop_weights:
                 _drop_weights(kept, step.finished, needed)
     source = tables if without_weights else kept

@@ -50,7 +50,7 @@ def test_no_folder_is_made_in_the_root() -> None:
 
 def test_a_study_without_its_data_says_so_before_any_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FLATSCOPE_DATA", str(tmp_path / "empty"))
-    monkeypatch.setattr("flatscope.training.sweeps.engines.run", lambda *_, **__: pytest.fail("work began first"))
+    monkeypatch.setattr("flatscope.training.sweeps.engines.run_units", lambda *_, **__: pytest.fail("work began first"))
     words = ["study", "run", "petzka2019-fig1", "--scale", "paper", "--store", str(tmp_path), "--out", str(tmp_path)]
     with pytest.raises(InputError, match="flatscope data fetch") as caught:
         CliRunner().invoke(app, words, catch_exceptions=False)

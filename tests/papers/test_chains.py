@@ -11,7 +11,6 @@ from torch import nn
 
 from flatscope import SGLD
 from flatscope.errors import InputError
-from flatscope.langevin import temperature_of_noise
 from flatscope_papers.theory.chains import SampleNoise, diagnose, gradient_of, quadratic_variance, run_chains
 
 
@@ -31,10 +30,10 @@ def test_variance_on_a_quadratic_is_the_discretised_one(momentum: float) -> None
     found = float(run.values[-1].square().mean())
     exact = quadratic_variance(curvature, lr, noise, momentum)
     assert abs(found - exact) < 4 * exact * math.sqrt(2 / chains)
-    boltzmann = temperature_of_noise(noise, lr, momentum) / curvature
+    boltzmann = SGLD.temperature_of(noise, lr, momentum) / curvature
     assert abs(boltzmann - exact) > 4 * exact * math.sqrt(2 / chains)  # the difference is seen, not only computed
     assert quadratic_variance(3.0, 1e-6, noise, momentum) == pytest.approx(
-        temperature_of_noise(noise, 1e-6, momentum) / 3, rel=1e-5
+        SGLD.temperature_of(noise, 1e-6, momentum) / 3, rel=1e-5
     )
 
 

@@ -12,7 +12,7 @@ from flatscope.cli.output import check_place, show_grid, show_note
 from flatscope.errors import InputError, refuse_unknown
 from flatscope.formatting import numbered, some_of
 from flatscope.training.sweeps.configuration import TRAIN_AND_MEASURE, Sweep
-from flatscope.training.sweeps.engines import run as run_units
+from flatscope.training.sweeps.engines import run_units
 from flatscope.training.sweeps.store import Store
 from flatscope.training.sweeps.work import check_configs
 

@@ -6,15 +6,25 @@ everything here is written with. `flatscope_papers` is made with these names.
 """
 
 from flatscope.curvature.symmetric_operator import SymmetricOperator as SymmetricOperator
+from flatscope.disk import MOST_TEXT as MOST_TEXT
 from flatscope.disk import read_file as read_file
 from flatscope.disk import write_whole as write_whole
+from flatscope.disk import write_with_sum as write_with_sum
+from flatscope.formatting import numbered as numbered
+from flatscope.formatting import typeset as typeset
+from flatscope.formatting import written as written
 from flatscope.input_checks import usable_device as usable_device
+from flatscope.isolation import coarse_products as coarse_products
 from flatscope.isolation import own_settings as own_settings
+from flatscope.lazy_names import lazy_names as lazy_names
 from flatscope.network.layers import Layer as Layer
 from flatscope.network.operations import TABLE as TABLE
+from flatscope.network.products import LAYER_CALLS as LAYER_CALLS
+from flatscope.network.products import NORM_ORDER as NORM_ORDER
 from flatscope.network.program import Program as Program
 from flatscope.network.units import Graph as Graph
 from flatscope.network.watching import Operation as Operation
+from flatscope.network.watching import Rule as Rule
 from flatscope.network.watching import is_in_place as is_in_place
 from flatscope.network.watching import replay as replay
 from flatscope.network.watching import tensors_in as tensors_in
@@ -45,3 +55,5 @@ from flatscope.sampling import Draws as Draws
 from flatscope.sampling import Sampler as Sampler
 from flatscope.sampling import draw_until_precise as draw_until_precise
 from flatscope.sampling import sample_until as sample_until
+from flatscope.symmetries.folding import has_batchnorm as has_batchnorm
+from flatscope.symmetries.path_skeleton import edge_classes as edge_classes

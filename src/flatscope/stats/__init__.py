@@ -9,7 +9,7 @@ Example:
 
 from flatscope.significance import wilson
 from flatscope.stats.correlation import correlate, correlation_table, partial_correlation
-from flatscope.stats.estimate import Estimate, Ranking, holm, mean_of_series, rank_with_uncertainty
+from flatscope.stats.estimate import Estimate, Ranking, holm, mean_of_series, paired, rank_with_uncertainty
 from flatscope.stats.sign_agreement import (
     Granulated,
     SignError,
@@ -29,6 +29,7 @@ __all__ = [
     "granulated_kendall",
     "holm",
     "mean_of_series",
+    "paired",
     "partial_correlation",
     "rank_with_uncertainty",
     "sign_error",

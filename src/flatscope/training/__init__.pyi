@@ -24,6 +24,7 @@ from flatscope.training.models import mlp as mlp
 from flatscope.training.sweeps.configuration import from_json as from_json
 from flatscope.training.sweeps.configuration import key_of as key_of
 from flatscope.training.sweeps.configuration import to_json as to_json
+from flatscope.training.sweeps.engines import run_units as run_units
 from flatscope.training.sweeps.store import Store as Store
 from flatscope.training.sweeps.store import Stored as Stored
 from flatscope.training.sweeps.work import CHECKPOINT_SECONDS as CHECKPOINT_SECONDS

@@ -9,9 +9,8 @@ from typing import Any
 
 from flatscope import Context
 from flatscope.errors import InputError, NotApplicable
-from flatscope.extend import Draws, draw_until_precise
+from flatscope.extend import Draws, draw_until_precise, has_batchnorm
 from flatscope.measures.pac_bayes import ALPHAS, checked_alphas, pac_bayes_kl, paired_rises
-from flatscope.symmetries.folding import has_batchnorm
 
 STEP = 10**0.5  # of the grid where it has to be extended
 EXTENSIONS = 12

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from flatscope.formatting import written
+from flatscope.extend import written
 from flatscope_papers.claims import SIGNS, Answer, Finding, number_text
 from flatscope_papers.reproduction import Entry
 from flatscope_papers.study_result import answer_text

@@ -7,7 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from flatscope.formatting import typeset
+from flatscope.extend import typeset
 from flatscope_papers.claims import (
     CONTRADICTED,
     ERRATUM,

@@ -16,9 +16,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from flatscope import InputError
+from flatscope import SGLD, InputError
 from flatscope.extend import progress
-from flatscope.langevin import noise_of_temperature, temperature_of_noise
 
 Field = Callable[[Tensor], Tensor]
 Floats = npt.NDArray[np.float64]
@@ -126,7 +125,7 @@ def _noise_power(temperature: float | None, noise: float | None, lr: float, mome
     """γ', given as it is or as a temperature."""
     if (temperature is None) == (noise is None):
         raise InputError("either temperature or noise", "both or neither", where="run_chains")
-    return noise if noise is not None else noise_of_temperature(temperature or 0.0, lr, momentum)
+    return noise if noise is not None else SGLD.noise_of(temperature or 0.0, lr, momentum)
 
 
 def _refuse_settings(start: Tensor, steps: int, record_every: int, burn_in: float) -> None:
@@ -214,7 +213,7 @@ def run_chains(
     if not bool(point.isfinite().all()):
         raise InputError("chains that stay finite", "an overflow", where="run_chains", fix="Take a smaller lr")
     groups = starts if starts is not None else torch.unique(start, dim=0, return_inverse=True)[1]
-    total = temperature_of_noise(power, lr, momentum)
+    total = SGLD.temperature_of(power, lr, momentum)
     if sample_noise is not None:
         total += sample_noise.temperature(lr) / (1 - momentum)
     seconds = time.perf_counter() - begun

@@ -12,10 +12,9 @@ import torch
 from torch import Tensor
 
 from flatscope.errors import NotApplicable
-from flatscope.extend import Graph, Params
+from flatscope.extend import Graph, Params, edge_classes
 from flatscope.generalization_bounds.psi import PathSpread
 from flatscope.symmetries.basis_paths import PathCoordinates
-from flatscope.symmetries.path_skeleton import Chains, edge_classes
 
 Edge = tuple[str, int]
 Path = tuple[Edge, ...]
@@ -139,7 +138,7 @@ def path_sum(coordinates: PathCoordinates, inputs: Tensor, paths: list[Path] | N
 
 def _chain(coordinates: PathCoordinates, number: int, backwards: bool = False) -> Path:
     """Edges of the suffix of a class, or of its prefix, in forward order."""
-    way: Chains = coordinates.prefix if backwards else coordinates.suffix
+    way = coordinates.prefix if backwards else coordinates.suffix
     edges: list[Edge] = []
     while number > 0:
         weight = coordinates.graph.layers[int(way.layer[number])].weight

@@ -19,8 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from flatscope import InputError
-from flatscope.extend import Operation, is_in_place, replay, watched
-from flatscope.network.watching import Rule
+from flatscope.extend import Operation, Rule, is_in_place, replay, watched
 
 RELUS = (functional.relu, functional.relu_, torch.relu, torch.relu_, Tensor.relu, Tensor.relu_)
 KINKS = (nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.LeakyReLU, nn.PReLU, nn.ELU, nn.GELU, nn.Tanh, nn.Sigmoid)

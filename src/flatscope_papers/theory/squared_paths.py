@@ -15,8 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from flatscope import InputError
-from flatscope.extend import TABLE, Operation, tensors_in, with_tensors
-from flatscope.network.products import LAYER_CALLS, NORM_ORDER
+from flatscope.extend import LAYER_CALLS, NORM_ORDER, TABLE, Operation, tensors_in, with_tensors
 
 _SAME = ("neg", "abs", "clone", "contiguous", "identity", "positive", "requires_grad", "to", "float", "double")
 _DROPOUTS = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_dropout")

@@ -13,7 +13,7 @@ from typing import Any
 
 import pandas as pd
 
-from flatscope.isolation import coarse_products
+from flatscope.extend import coarse_products
 from flatscope_papers.declaration import Runs
 from flatscope_papers.toml_files import grid
 

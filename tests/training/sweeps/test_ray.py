@@ -19,7 +19,7 @@ from test_sweep_kills import WORK, fork, lines, patiently, trials, wait_for, wor
 from trial_work import completions, log_of
 
 from flatscope.errors import InputError
-from flatscope.training.sweeps.engines import SweepFailed, run
+from flatscope.training.sweeps.engines import SweepFailed, run_units
 from flatscope.training.sweeps.store import Store
 
 pytestmark = [
@@ -83,7 +83,7 @@ def test_running_cluster_whose_worker_and_driver_are_killed(cluster: str, tmp_pa
     log_of(store).touch()
 
     def sweep() -> None:
-        run(units, WORK, store, engine="ray", address=cluster)
+        run_units(units, WORK, store, engine="ray", address=cluster)
 
     driver = fork(sweep)
     victim = patiently(lambda: worker_at_work(store), driver)
@@ -95,8 +95,8 @@ def test_running_cluster_whose_worker_and_driver_are_killed(cluster: str, tmp_pa
     assert len(store.frame()) < 14
     assert wait_for(fork(sweep)) == 0
 
-    frame = run(units, WORK, store, engine="ray", address=cluster)  # nothing left: does not even connect
-    pd.testing.assert_frame_equal(frame, run(units, WORK, calm, workers=0))
+    frame = run_units(units, WORK, store, engine="ray", address=cluster)  # nothing left: does not even connect
+    pd.testing.assert_frame_equal(frame, run_units(units, WORK, calm, workers=0))
     assert store.failures() == {}
     done = completions(store)
     assert len(done) == len(set(done))
@@ -110,7 +110,7 @@ def test_cluster_started_for_the_sweep(tmp_path: Path) -> None:
 
     def sweep() -> None:
         with pytest.raises(SweepFailed, match="two is not allowed"):
-            run([[{"x": x}] for x in range(4)], "trial_work:square_or_raise", store, engine="ray", workers=1)
+            run_units([[{"x": x}] for x in range(4)], "trial_work:square_or_raise", store, engine="ray", workers=1)
 
     assert wait_for(fork(sweep)) == 0
     assert sorted(store.frame()["x"]) == [0, 1, 3]
@@ -119,10 +119,10 @@ def test_cluster_started_for_the_sweep(tmp_path: Path) -> None:
 
 def test_what_ray_cannot_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InputError, match="workers can see"):
-        run([[{"x": 1}]], WORK, Store(f"memory://{tmp_path}"), engine="ray")
+        run_units([[{"x": 1}]], WORK, Store(f"memory://{tmp_path}"), engine="ray")
 
     with pytest.raises(InputError, match="cluster that answers"):
-        run([[{"x": 1}]], WORK, Store(tmp_path), engine="ray", address="127.0.0.1:1")
+        run_units([[{"x": 1}]], WORK, Store(tmp_path), engine="ray", address="127.0.0.1:1")
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(InputError, match="pip install ray"):
-        run([[{"x": 1}]], WORK, Store(tmp_path), engine="ray")
+        run_units([[{"x": 1}]], WORK, Store(tmp_path), engine="ray")

@@ -25,9 +25,9 @@ TRAIN, MEASURE = "flatscope.training.sweeps.work:train_and_measure", "flatscope.
 
 def test_measured_later_is_measured_at_once(tmp_path: Path) -> None:
     store = Store(tmp_path)
-    at_once = engines.run([[{**NETWORK, "measures": MEASURES}]], TRAIN, store, workers=0).iloc[0]
-    engines.run([[NETWORK]], TRAIN, store, workers=0)
-    later = engines.run([[{"network": NETWORK, "measures": MEASURES}]], MEASURE, store, workers=0).iloc[0]
+    at_once = engines.run_units([[{**NETWORK, "measures": MEASURES}]], TRAIN, store, workers=0).iloc[0]
+    engines.run_units([[NETWORK]], TRAIN, store, workers=0)
+    later = engines.run_units([[{"network": NETWORK, "measures": MEASURES}]], MEASURE, store, workers=0).iloc[0]
     for name in MEASURES:
         assert later[name] == pytest.approx(at_once[name], rel=1e-6, nan_ok=True), name
     assert later["distance_from_initialization"] > 0
@@ -35,7 +35,7 @@ def test_measured_later_is_measured_at_once(tmp_path: Path) -> None:
 
 def test_the_problem_has_the_networks_own_labels_and_loss(tmp_path: Path) -> None:
     store = Store(tmp_path)
-    engines.run([[NETWORK]], TRAIN, store, workers=0)
+    engines.run_units([[NETWORK]], TRAIN, store, workers=0)
     problem = stored_problem(store, NETWORK)
     clean = stored_problem_labels({**NETWORK, "labels": None}, store)
     targets = torch.cat([targets for _, targets in problem.batches("train")])
@@ -45,5 +45,5 @@ def test_the_problem_has_the_networks_own_labels_and_loss(tmp_path: Path) -> Non
 
 
 def stored_problem_labels(network: dict[str, Any], store: Store) -> torch.Tensor:
-    engines.run([[network]], TRAIN, store, workers=0)
+    engines.run_units([[network]], TRAIN, store, workers=0)
     return torch.cat([targets for _, targets in stored_problem(store, network).batches("train")])

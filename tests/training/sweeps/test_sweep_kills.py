@@ -27,7 +27,7 @@ from flatscope.errors import Interrupted
 from flatscope.training.benchmarking import leaderboard
 from flatscope.training.loop import train
 from flatscope.training.sweeps import trial_files
-from flatscope.training.sweeps.engines import run
+from flatscope.training.sweeps.engines import run_units
 from flatscope.training.sweeps.store import Store
 from flatscope_papers.study_runs import study
 
@@ -109,7 +109,7 @@ def ordeal(folder: Path, n: int, seconds: float, kills: list[str], seed: int) ->
     units = trials(n, seconds)
     store, calm = Store(folder / "store"), Store(folder / "calm")
     log_of(store).touch()
-    drivers = [fork(lambda: run(units, WORK, store, workers=2))]
+    drivers = [fork(lambda: run_units(units, WORK, store, workers=2))]
     done_before = hits = 0
     for victim in kills:
         seen = len(lines(store))
@@ -124,10 +124,10 @@ def ordeal(folder: Path, n: int, seconds: float, kills: list[str], seed: int) ->
         if victim == "driver":
             assert wait_for(drivers[-1]) == -signal.SIGKILL
             done_before = len(store.frame())
-            drivers.append(fork(lambda: run(units, WORK, store, workers=2)))  # while its orphans may still be alive
+            drivers.append(fork(lambda: run_units(units, WORK, store, workers=2)))  # its orphans may be alive
     assert wait_for(drivers[-1]) == 0
-    frame = run(units, WORK, store)  # has nothing left to run
-    pd.testing.assert_frame_equal(frame, run(units, WORK, calm, workers=0))
+    frame = run_units(units, WORK, store)  # has nothing left to run
+    pd.testing.assert_frame_equal(frame, run_units(units, WORK, calm, workers=0))
     assert len(frame) == n
     assert store.failures() == {}
     assert store.running() == set()
@@ -159,12 +159,12 @@ def test_two_drivers_share_a_store(tmp_path: Path) -> None:
     store = Store(tmp_path / "store")
     log_of(store).touch()
     # Without workers, which take so long to start that the first driver might be done before the second begins.
-    drivers = [fork(lambda: run(units, WORK, store, workers=0)) for _ in range(2)]
+    drivers = [fork(lambda: run_units(units, WORK, store, workers=0)) for _ in range(2)]
     assert [wait_for(driver) for driver in drivers] == [0, 0]
     assert sorted(completions(store)) == sorted(store.key(config) for unit in units for config in unit)
     assert len(lines(store)) == 24  # nothing was begun twice either
     assert len({words[2] for words in lines(store)}) == 2, "one of the two did nothing"
-    assert run(units, WORK, store)["x"].tolist() == list(range(12))
+    assert run_units(units, WORK, store)["x"].tolist() == list(range(12))
 
 
 def test_two_machines_whose_clocks_are_apart_come_to_the_same_table(tmp_path: Path) -> None:
@@ -175,7 +175,7 @@ def test_two_machines_whose_clocks_are_apart_come_to_the_same_table(tmp_path: Pa
         now = time.time
         time.time = lambda: now() + ahead
         trial_files.this_machine = lambda: machine  # type: ignore[assignment]
-        run(units, WORK, store, workers=0)
+        run_units(units, WORK, store, workers=0)
 
     for each in (store, calm):
         log_of(each).touch()
@@ -184,7 +184,7 @@ def test_two_machines_whose_clocks_are_apart_come_to_the_same_table(tmp_path: Pa
         for machine, ahead in (("a", 0.0), ("b", 300.0))
     ]
     assert [wait_for(driver) for driver in drivers] == [0, 0]
-    pd.testing.assert_frame_equal(run(units, WORK, store), run(units, WORK, calm, workers=0))
+    pd.testing.assert_frame_equal(run_units(units, WORK, store), run_units(units, WORK, calm, workers=0))
     assert store.running() == set()
     assert [*(tmp_path / "store" / ".partial").iterdir()] == []
 
@@ -193,13 +193,13 @@ def test_interrupted_sweep_goes_on(tmp_path: Path) -> None:
     units = trials(5, 0.3)
     store = Store(tmp_path / "store")
     log_of(store).touch()
-    driver = fork(lambda: run(units, WORK, store, workers=1))
+    driver = fork(lambda: run_units(units, WORK, store, workers=1))
     patiently(lambda: completions(store), driver)
     os.kill(driver, signal.SIGINT)
     assert wait_for(driver) == 130
     assert worker_at_work(store) is None  # the driver took its workers along
     assert 1 <= len(store.frame()) < 5
-    run(units, WORK, store, workers=0)
+    run_units(units, WORK, store, workers=0)
     assert len(completions(store)) == len(set(completions(store))) == 5
 
 
@@ -208,7 +208,7 @@ def test_workers_end_with_their_driver(tmp_path: Path, at_work: bool) -> None:
     """Also where nothing reads the end of their input: while they load packages."""
     store = Store(tmp_path / "store")
     log_of(store).touch()
-    driver = fork(lambda: run(trials(2, 60.0), WORK, store, workers=1))
+    driver = fork(lambda: run_units(trials(2, 60.0), WORK, store, workers=1))
     children = Path(f"/proc/{driver}/task/{driver}/children")
     patiently(lambda: worker_at_work(store) if at_work else children.read_text())
     workers = children.read_text().split()
@@ -227,7 +227,7 @@ def test_interrupt_says_where_to_go_on(tmp_path: Path, monkeypatch: pytest.Monke
 
     monkeypatch.setattr(trial_work, "square", interrupt)
     with pytest.raises(Interrupted, match=r"0 of 5 trials in .*; the same call goes on"):
-        run(trials(5, 0), WORK, Store(tmp_path), workers=0)
+        run_units(trials(5, 0), WORK, Store(tmp_path), workers=0)
     assert Store(tmp_path).running() == set()
 
 

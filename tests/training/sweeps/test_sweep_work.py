@@ -19,7 +19,7 @@ from flatscope.training.initialization import initialize
 from flatscope.training.label_noise import confusion_set, corrupt_labels
 from flatscope.training.loop import train
 from flatscope.training.models import build
-from flatscope.training.sweeps.engines import SweepFailed, run
+from flatscope.training.sweeps.engines import SweepFailed, run_units
 from flatscope.training.sweeps.store import Store
 from flatscope.training.sweeps.work import table_metrics, train_and_measure
 
@@ -111,7 +111,7 @@ def test_models_of_ones_own_and_mistakes(tmp_path: Path) -> None:
     store = Store(tmp_path / "store")
     model = {"name": f"{file}:net", "options": {"width": 5}}
     trials = [config(model={**model, "seed": seed}, measures=["parameter_count"]) for seed in (0, 1)]
-    frame = run([trials], "flatscope.training.sweeps.work:train_and_measure", store, workers=0)
+    frame = run_units([trials], "flatscope.training.sweeps.work:train_and_measure", store, workers=0)
     assert frame["parameter_count"].tolist() == [64 * 5 + 5 + 50 + 10] * 2
     assert frame["train_loss"].nunique() == 2
     assert frame["model.seed"].tolist() == [0, 1]
@@ -127,7 +127,7 @@ def test_models_of_ones_own_and_mistakes(tmp_path: Path) -> None:
     # A measure that cannot be had costs its own trial, not the one that was trained beside it.
     good, wrong = config(measures=["l2_norm"]), config(measures=["no_such_measure"])
     with pytest.raises(SweepFailed, match="no_such_measure"):
-        run([[wrong, good]], "flatscope.training.sweeps.work:train_and_measure", store, workers=0)
+        run_units([[wrong, good]], "flatscope.training.sweeps.work:train_and_measure", store, workers=0)
     assert good in store
     assert isinstance(store.read(good).frame("table"), pd.DataFrame)
 

@@ -13,7 +13,7 @@ from trial_work import completions, log_of
 
 from flatscope.errors import InputError
 from flatscope.training.sweeps import engines, unit_queue
-from flatscope.training.sweeps.engines import SweepFailed, run
+from flatscope.training.sweeps.engines import SweepFailed, run_units
 from flatscope.training.sweeps.store import Store
 
 pytestmark = pytest.mark.long
@@ -31,23 +31,23 @@ def test_in_this_process(tmp_path: Path) -> None:
     store = Store(tmp_path / "store")
     trials = configs(6)
     units = [trials[4:], trials[2:4], trials[:2], [trials[5]]]  # the last one is there already
-    frame = run(units, "trial_work:square", store, workers=0)
+    frame = run_units(units, "trial_work:square", store, workers=0)
     assert frame["x"].tolist() == [4, 5, 2, 3, 0, 1]
     assert frame["square"].tolist() == [16, 25, 4, 9, 0, 1]
     assert list(frame.columns) == ["x", "of.n", "square", "third", "note", "key"]
     assert sorted(completions(store)) == sorted(map(store.key, trials))
     log = log_of(store).read_text()
-    pd.testing.assert_frame_equal(run(units, "trial_work:square", store), frame)  # and starts no worker for it
+    pd.testing.assert_frame_equal(run_units(units, "trial_work:square", store), frame)  # and starts no worker for it
     assert log_of(store).read_text() == log
-    assert run(alone(trials[:2]), "trial_work:square", store)["x"].tolist() == [0, 1]
+    assert run_units(alone(trials[:2]), "trial_work:square", store)["x"].tolist() == [0, 1]
 
 
 def test_in_memory(tmp_path: Path) -> None:
     store = Store(f"memory://{tmp_path}")
-    frame = run(alone([{"a": 1}]), "test_sweeps:write_in_memory", store, workers=0)
+    frame = run_units(alone([{"a": 1}]), "test_sweeps:write_in_memory", store, workers=0)
     assert frame["b"].tolist() == [2]
     with pytest.raises(InputError, match="worker processes can see"):
-        run(alone([{"a": 2}]), "test_sweeps:write_in_memory", store, workers=1)
+        run_units(alone([{"a": 2}]), "test_sweeps:write_in_memory", store, workers=1)
 
 
 def write_in_memory(trials: list[dict[str, Any]], store: Store, report: Any) -> None:
@@ -60,8 +60,8 @@ def test_workers_replace_the_lost_and_give_the_same_frame(tmp_path: Path) -> Non
     trials = configs(8)
     units = [trials[:3], *alone(trials[3:])]
     log_of(rough).touch()
-    expected = run(units, "trial_work:square", calm, workers=0)
-    frame = run(units, "trial_work:die_once", rough, workers=2)
+    expected = run_units(units, "trial_work:square", calm, workers=0)
+    frame = run_units(units, "trial_work:die_once", rough, workers=2)
     pd.testing.assert_frame_equal(frame, expected)
     log = [line.split() for line in log_of(rough).read_text().splitlines()]
     processes = {line[2] for line in log if line[0] == "completed"} | {line[1] for line in log if line[0] == "dying"}
@@ -75,15 +75,15 @@ def test_failures_are_recorded_and_stop_nobody_else(tmp_path: Path) -> None:
     trials = configs(5)
     units = [trials[:4], [trials[4]]]  # x = 2 fails; 0 and 1 before it are kept, 3 after it is not reached
     with pytest.raises(SweepFailed, match=r"2 that failed.*two is not allowed") as failed:
-        run(units, "trial_work:square_or_raise", store, workers=0)
+        run_units(units, "trial_work:square_or_raise", store, workers=0)
     lost = {store.key(trials[2]), store.key(trials[3])}
     assert failed.value.errors.keys() == store.failures().keys() == lost
     assert "Traceback" in store.failures()[store.key(trials[2])]
     assert sorted(store.frame()["x"]) == [0, 1, 4]
-    assert len(run(units, "trial_work:square", store, workers=0)) == 5
+    assert len(run_units(units, "trial_work:square", store, workers=0)) == 5
     assert store.failures() == {}
     with pytest.raises(SweepFailed, match="without a result for 1 of 1"):
-        run([[{"x": 9}]], "trial_work:forget", store, workers=0)
+        run_units([[{"x": 9}]], "trial_work:forget", store, workers=0)
 
 
 def test_failures_in_the_same_words_are_told_once() -> None:
@@ -104,7 +104,7 @@ def test_a_unit_that_kills_every_worker_is_given_up(tmp_path: Path, monkeypatch:
     store = Store(tmp_path / "store")
     log_of(store).touch()
     with pytest.raises(SweepFailed, match=r"died 2 times, last by signal SIGKILL \(out of memory\)"):
-        run(alone(configs(4)), "trial_work:die_always", store, workers=1)
+        run_units(alone(configs(4)), "trial_work:die_always", store, workers=1)
     assert log_of(store).read_text().count("dying") == 2
     assert sorted(store.frame()["x"]) == [0, 1, 3]
 
@@ -112,7 +112,7 @@ def test_a_unit_that_kills_every_worker_is_given_up(tmp_path: Path, monkeypatch:
 def test_workers_have_threads_of_their_own_and_pass_on_warnings(tmp_path: Path) -> None:
     store = Store(tmp_path / "store")
     with pytest.warns(UserWarning, match="look out"):
-        frame = run(alone(configs(2)), "trial_work:tell_threads", store, workers=1, cpus=2)
+        frame = run_units(alone(configs(2)), "trial_work:tell_threads", store, workers=1, cpus=2)
     assert frame["threads"].tolist() == [2, 2]
     assert frame["omp"].tolist() == ["2", "2"]
     assert os.getpid() not in frame["process"].tolist()
@@ -146,7 +146,7 @@ def test_what_others_are_at_is_waited_for(tmp_path: Path) -> None:
     thread = threading.Thread(target=other)
     thread.start()
     begun.wait()
-    frame = run([trials], "trial_work:square", store, workers=0)
+    frame = run_units([trials], "trial_work:square", store, workers=0)
     thread.join()
     assert frame["square"].tolist() == [0, -1, 4]
     assert sorted(completions(store)) == sorted([store.key(trials[0]), store.key(trials[2])])
@@ -164,5 +164,5 @@ def test_bad_calls(tmp_path: Path) -> None:
         ("function in trial_work", [[{"x": 1}]], "trial_work:sqare", {}),
     ):
         with pytest.raises(InputError, match=message):
-            run(units, work, store, **settings)
-    assert run([], "trial_work:square", store).empty
+            run_units(units, work, store, **settings)
+    assert run_units([], "trial_work:square", store).empty

@@ -27,7 +27,7 @@ from flatscope.registry import declarations
 from flatscope.symmetries.scaling import rescale
 from flatscope.training.evaluation import evaluate
 from flatscope.training.population import PopulationView, train_population
-from flatscope.training.sweeps.engines import run
+from flatscope.training.sweeps.engines import run_units
 from flatscope.training.sweeps.store import Store
 from flatscope.training.sweeps.work import Report, builder_of, samples_of, stored_problem, trial_of
 
@@ -243,7 +243,7 @@ def train(rows: pd.DataFrame, store: Store, *, workers: int | None = None) -> No
     for row in records(rows):
         shape = tuple(row[name] for name in ("data", "kind", "width", "depth", "batch_size", "optimizer"))
         units.setdefault(shape, []).extend(configuration(row, stop) for stop in STOPS)
-    run(list(units.values()), TRAIN_WORK, store, workers=workers)
+    run_units(list(units.values()), TRAIN_WORK, store, workers=workers)
 
 
 def build(store: Store, *, workers: int | None = None) -> tuple[pd.DataFrame, dict[str, Any]]:
@@ -256,7 +256,7 @@ def build(store: Store, *, workers: int | None = None) -> tuple[pd.DataFrame, di
     began = sorted({tuple(config["measures"]) for config, _ in measured(store)})
     fresh = declarations().keys() - LEFT_OUT - set(itertools.chain(*began))
     for names in (*began, fresh):
-        run(looks(rows, names), LOOK_WORK, store, workers=workers)
+        run_units(looks(rows, names), LOOK_WORK, store, workers=workers)
     return collected(rows, store)
 
 

@@ -201,12 +201,12 @@ class _Workers:
         self.start(worker.device)
 
 
-__all__ = ["ENGINES", "SweepFailed", "run"]
+__all__ = ["ENGINES", "SweepFailed", "run_units"]
 
 ENGINES = ("local", "ray")
 
 
-def run(
+def run_units(
     units: Sequence[Sequence[Mapping[str, Any]]],
     work: str,
     store: Store,
