@@ -55,3 +55,13 @@ def test_one_of_a_thing_is_said_as_one() -> None:
     assert [numbered(number, "trial") for number in (0, 1, 2)] == ["0 trials", "1 trial", "2 trials"]
     fit = Fit("mine", "as they are", 1, 0, UNKNOWN)
     assert "1 training sample, " in str(fit)
+
+
+def test_the_answer_is_said_and_not_only_written(tmp_path: Path) -> None:
+    """Of a table of many networks, as `flatscope sweep export` writes it."""
+    table = tmp_path / "many.csv"
+    rows = [f"{place / 10},{place % 3}" for place in range(12)]
+    table.write_text("\n".join(["rho_sum,generalization_gap", *rows]))
+    said = report(table, "--out", tmp_path / "page.html").output
+    assert "No measure" in said
+    assert "more networks" in said

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from flatscope.cli.options import ReportCommand
-from flatscope.cli.output import check_folder, check_place, command_line, show_note
+from flatscope.cli.output import check_folder, check_place, command_line, show_headline, show_note
 from flatscope.errors import InputError
 from flatscope.files import PICTURES
 from flatscope.formatting import numbered
 from flatscope.reports.items import HISTORY_FILE, named_path, read_item, shown_kinds
 from flatscope.reports.page import report, save_figures
+from flatscope.result import Result
+
+MOST_ANSWERS = 4  # first lines of what is on the page
 
 
 def run_report(given: ReportCommand) -> None:
@@ -23,6 +26,9 @@ def run_report(given: ReportCommand) -> None:
     places = [place for item in given.items for place in _with_scales(item)]
     found = [pair for place in places for pair in read_item(place, given.target, given.measures or ())]
     page = report(found, given.out, title=given.title, command=command_line())
+    for name, thing in found[:MOST_ANSWERS]:
+        if isinstance(thing, Result) and (answer := thing.headline):
+            show_headline(f"{name}: {answer.splitlines()[0]}" if len(found) > 1 else answer)
     show_note(f"report written to {page}, {page.stat().st_size / 1e6:.1f} MB")
     if given.figures is not None:
         saved = save_figures(found, given.figures, chosen)

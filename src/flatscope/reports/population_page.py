@@ -164,10 +164,12 @@ def summary_sentences(population: PopulationFrame, statistics: list[MeasureStati
         closest += f"; of the invariant measures {invariant.measure}: {estimate_words(invariant.kendall)}"
     sentences = [f"{closest}. {size}"]
     if not clear:
-        sentences.append(
+        none = (
             f"None of {len(valued)} measures has an association that chance would hardly give when so many are tried "
-            f"(Holm-adjusted p < {1 - CONFIDENCE:.2g})."
+            f"(Holm-adjusted p < {1 - CONFIDENCE:.2g}): take more networks, or settings that change how well they "
+            "generalize."
         )
+        sentences = [none, f"The closest of them: {closest}. {size}"]
     else:
         sentences.append(
             f"{len(clear)} of {numbered(len(valued), 'measure')} {'has' if len(clear) == 1 else 'have'} an association "

@@ -187,6 +187,7 @@ def test_a_first_look_needs_no_download(soon: None, tmp_path: Path, monkeypatch:
     assert set(board.names) == {"largest_weight", "path_norm", ORACLE, CHANCE}
     assert {data for data, _ in board.populations} == {"digits"}
     assert "do not put these" in board.headline
+    assert board.headline.startswith(("largest_weight: place", "largest_weight: no score"))
     assert board.meta["own"] == ["largest_weight"]
     first, second = leaderboard_sentences(board)[:2]
     assert re.search(r"Better than chance: (yes|no, worse|not clear) \(Ψ digits 1.5: \S+ \[", first)

@@ -49,6 +49,7 @@ from flatscope.training.benchmarking.scores import (
     CONTROLS,
     ORACLE,
     SECOND,
+    place_words,
     score_all,
     with_controls,
 )
@@ -131,8 +132,9 @@ class Leaderboard(Result):
             return ["No measure has a score on these networks."]
         best, wrong = known[0], [name for name in known if psi[name] < 0]
         lines = [
+            *(place_words(own, known, psi, self.mean(own, "survival")) for own in self.meta.get("own", ())),
             f"{best} ranks two networks that differ in one setting rightly in {50 + 50 * psi[best]:.0f} of 100 pairs "
-            f"(Ψ = {score_number(psi[best])}; the test error itself {score_number(self.mean(ORACLE, 'psi'))})."
+            f"(Ψ = {score_number(psi[best])}; the test error itself {score_number(self.mean(ORACLE, 'psi'))}).",
         ]
         if wrong and len(known) > 1:
             lines.append(f"{len(wrong)} of {len(known)} measures rank them wrongly more often than rightly.")

@@ -8,7 +8,7 @@ no network, since a setting has two values and every combination of settings was
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.resources import files
 from io import BytesIO
 from typing import Any
@@ -39,6 +39,7 @@ SCORES: dict[str, tuple[str, float]] = {
     "survival": ("Kendall’s tau between the networks and twins with rescaled units that compute the same", 1.0),
     "tau_rescaled": ("Kendall’s tau with the gap, measured on the rescaled twins", 1.0),
 }
+SURVIVES = 0.99  # Kendall's tau from which on rescaling is said to leave a measure alone
 OF_TWINS = ("survival", "tau_rescaled")  # taken at the last stop, of the networks that have a twin
 SIGNS = {"lower": 1.0, "higher": -1.0, "none": 1.0}  # low is good: it should rise with the gap
 # What is known of a network without measuring anything, and what of it should go with a smaller gap.
@@ -144,3 +145,19 @@ def _scores(part: pd.DataFrame, name: str, sign: float, *, twins: bool) -> dict[
 
 def _noted(found: Estimate, note: str) -> Estimate:
     return Estimate(found.value, found.low, found.high, n=found.n, method=found.method, note=note)
+
+
+def place_words(own: str, ranked: Sequence[str], psi: Mapping[str, float], survival: float) -> str:
+    """A sentence on a user's own measure: its place, how many pairs it ranks rightly, whether rescaling moves it.
+
+    Args:
+        own: its name.
+        ranked: all measures that have a score, the best first.
+        psi: score of each.
+        survival: how far its order stays where the same functions are written with other weights.
+    """
+    if own not in ranked:
+        return f"{own}: no score on these networks."
+    right = f"right in {50 + 50 * psi[own]:.0f} of 100 pairs of networks that differ in one setting"
+    moved = f"; rescaling, which changes no function, moves it (survival {survival:.2f})" if survival < SURVIVES else ""
+    return f"{own}: place {ranked.index(own) + 1} of {len(ranked)}, {right}{moved}."
