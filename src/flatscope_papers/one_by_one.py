@@ -5,7 +5,7 @@ Whoever loses the machine, or its ten minutes, keeps what was trained, measured 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,6 +43,32 @@ def steps(stages: Sequence[Stage], at_once: int | None) -> list[Portion]:
         over = [key for key in made if last.get(key, -1) <= number]
         found.append(Portion(part, tuple(made.pop(key) for key in over)))
     return found
+
+
+def looking_at(own: Sequence[Stage], later: Iterable[Stage]) -> tuple[list[Stage], set[str]]:
+    """Of other studies: what looks at trials of this one and at nothing else new; keys that the rest of them looks at.
+
+    Args:
+        own: the stages of this study.
+        later: those of the studies that come after it.
+    """
+    others = list(later)
+    every = {key_of(config) for stage in (*own, *others) for config in stage.configs}
+    known = {key_of(config) for stage in own for config in stage.configs}
+    found, rest = [], set[str]()
+    for stage in others:
+        units = []
+        for unit in stage.units:
+            keys = {key_of(config) for config in unit}
+            needs = {key for config in unit for key in _named(config)} & every
+            if needs and needs <= known:
+                known |= keys
+                units.append(unit)
+            elif not keys <= known:
+                rest |= needs
+        if units:
+            found.append(Stage(units, stage.work, stage.gpus))
+    return found, rest
 
 
 def _parts(stages: Sequence[Stage], at_once: int | None) -> Iterator[Stage]:

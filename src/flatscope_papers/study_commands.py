@@ -87,9 +87,9 @@ def run(
     _warn_without_gpu(chosen, scale, device)
     how: dict[str, Any] = {"engine": engine, "workers": workers, "address": address, "store": store, "device": device}
     for place, name in enumerate(chosen):
-        later = [c for other in chosen[place + 1 :] for s in find_study(other).stages(scale) for c in s.configs]
+        later = [stage for other in chosen[place + 1 :] for stage in find_study(other).stages(scale)]
         try:
-            result = study(name, scale, **how, drop_weights=drop_weights, needed_later=later)
+            result = study(name, scale, **how, drop_weights=drop_weights, later=later)
         except FlatscopeError as problem:
             if isinstance(problem, InputError) and len(names) == 1:
                 raise

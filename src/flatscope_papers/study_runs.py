@@ -25,7 +25,7 @@ from flatscope.training import Store, run_units
 from flatscope_papers.claims import judge
 from flatscope_papers.contradiction_notes import with_reasons
 from flatscope_papers.declaration import Analysis, Runs, Stage, Study, check_scale, name_of
-from flatscope_papers.one_by_one import steps
+from flatscope_papers.one_by_one import looking_at, steps
 from flatscope_papers.read_only_store import ReadOnlyStore
 from flatscope_papers.study_registry import find_study
 from flatscope_papers.study_result import StudyResult
@@ -44,7 +44,7 @@ def study(
     store: str | os.PathLike[str] | Store | None = None,
     device: str | None = None,
     drop_weights: bool = False,
-    needed_later: Iterable[Mapping[str, Any]] = (),
+    later: Iterable[Stage] = (),
     show_progress: bool = True,
 ) -> StudyResult:
     """Re-run a figure or table of a paper and judge its claims.
@@ -62,7 +62,8 @@ def study(
             FLATSCOPE_STORE names, else ~/.cache/flatscope/studies.
         device: "cpu", "cuda", ...; the GPU where there is one, by default.
         drop_weights: remove the weights of a network from the store once nothing of this study looks at it any more.
-        needed_later: trials whose weights are kept all the same, for other studies.
+        later: stages of studies that are run after this one. What looks at its networks is done at once; weights that the
+            rest of them looks at are kept all the same.
         show_progress: bars on terminals.
 
     Example:
@@ -85,8 +86,8 @@ def study(
             _refuse_missing_data(missing, name)
         settings: dict[str, Any] = {"engine": engine, "workers": workers, "address": address}
         settings["show_progress"] = show_progress
-        needed = {kept.key(config) for config in needed_later}
-        for step in steps(stages, at_once(engine, workers, place)):
+        looks, needed = looking_at(stages, [_placed(stage, str(place)) for stage in later])
+        for step in steps([*stages, *looks], at_once(engine, workers, place)):
             gpus = step.stage.gpus if place.type == "cuda" else 0
             run_units(step.stage.units, name_of(step.stage.work), kept, gpus=gpus, **settings)
             if drop_weights:

@@ -16,10 +16,11 @@ from typer.testing import CliRunner
 
 from flatscope.cli.app import app
 from flatscope.errors import InputError
+from flatscope.training import key_of
 from flatscope.training.sweeps.store import Store
-from flatscope_papers import find_study, study
+from flatscope_papers import find_study, load_result, study
 from flatscope_papers.declaration import Stage
-from flatscope_papers.one_by_one import steps
+from flatscope_papers.one_by_one import looking_at, steps
 
 NAME = "zhang2017-table1"
 RUNNER = CliRunner()
@@ -56,6 +57,31 @@ def test_a_trial_is_finished_where_nothing_looks_at_it_any_more() -> None:
     assert len(finished) == 14
 
 
+def test_looks_of_later_studies_come_right_after_the_networks_that_they_share() -> None:
+    own = staged()[:1]
+    later = [
+        Stage([[network(i)] for i in (1, 5)]),
+        Stage([[{"deep": 1, "network": network(i)}] for i in (1, 5)]),
+        Stage([[{"deeper": {"deep": 1, "network": network(1)}}], [{"both": [network(2), network(5)]}]]),
+    ]
+    looks, needed = looking_at(own, later)
+    assert [list(stage.configs) for stage in looks] == [[{"deep": 1, "network": network(1)}], [later[2].configs[0]]]
+    assert {key_of(network(i)) for i in range(9)} & needed == {key_of(network(2)), key_of(network(5))}
+    order = [config for step in steps([*own, *looks], 1) for config in step.stage.configs]
+    assert order.index(looks[1].configs[0]) == order.index(network(1)) + 2 < order.index(network(2))
+
+
+@pytest.mark.long
+def test_studies_of_the_same_networks_leave_no_weights_between_them(tmp_path: Path) -> None:
+    names, store = ["neyshabur2017-fig1", "neyshabur2017-fig2"], tmp_path / "store"
+    options = ["--scale", "smoke", "--device", "cpu", "--workers", "0", "--drop-weights", "--store", str(store)]
+    done = RUNNER.invoke(app, ["study", "run", *names, *options, "--out", str(tmp_path / "out")])
+    assert done.exit_code == 0, done.stderr
+    saved = [load_result(tmp_path / "out" / name / "smoke") for name in names]
+    assert [result.provenance["of which run now"] > 0 for result in saved] == [True, False]
+    assert not list(store.glob("*/weights.safetensors"))
+
+
 @pytest.mark.parametrize(
     "name", [NAME, "zhang2017-fig12", "neyshabur2017-fig3", "yi2019-balance", "zhang2017-conjecture1"]
 )
@@ -72,6 +98,7 @@ def test_every_trial_of_a_study_is_run_once_and_after_what_it_looks_at(name: str
 
 KILLED = """
 import os, signal, sys
+from flatscope.training import key_of
 from flatscope.training.sweeps.store import Store
 write, left = Store.write, [int(sys.argv[2])]
 
