@@ -62,8 +62,8 @@ def study(
             FLATSCOPE_STORE names, else ~/.cache/flatscope/studies.
         device: "cpu", "cuda", ...; the GPU where there is one, by default.
         drop_weights: remove the weights of a network from the store once nothing of this study looks at it any more.
-        later: stages of studies that are run after this one. What looks at its networks is done at once; weights that the
-            rest of them looks at are kept all the same.
+        later: stages of studies that are run after this one: what looks at its networks is done at once, and weights
+            that the rest of them looks at are kept all the same.
         show_progress: bars on terminals.
 
     Example:

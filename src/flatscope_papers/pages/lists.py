@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from flatscope_papers.claims import ERRATUM
+from flatscope_papers.claims import ERRATUM, UNTESTABLE
 from flatscope_papers.pages.markdown import capital, outcome, sentence, table, text
-from flatscope_papers.reproduction import Results, entries, latest
+from flatscope_papers.reproduction import REDUCED, Results, entries, latest
 from flatscope_papers.study_registry import studies
 from flatscope_papers.study_result import answer_text
 from flatscope_papers.toml_files import FOUR_PAPERS
@@ -55,5 +55,25 @@ def costs_page(results: Results) -> str:
         how = text(result.how) if result else "not run"
         command = result.command if result else f"flatscope study run {name}"
         rows.append([f"[{name}]({declared.paper}.md#{name})", how, f"`{command}`", text(declared.words.at_paper_scale)])
-    lines = ["# Costs and commands", "", *table(["study", "run", "again", "at paper scale"], rows)]
-    return "\n".join(lines) + "\n"
+    lines = ["# Costs and commands", "", *_waiting(results), "## All studies", ""]
+    return "\n".join([*lines, *table(["study", "run", "again", "at paper scale"], rows)]) + "\n"
+
+
+def _waiting(results: Results) -> list[str]:
+    """What a GPU has still to decide, and what it takes."""
+    counted = [entry for entry in entries(results) if entry.finding.counts]
+    rows = []
+    for name, declared in studies().items():
+        own = [entry for entry in counted if entry.study.name == name]
+        untested = sum(entry.finding.verdict == UNTESTABLE for entry in own)
+        reduced = any(entry.group == REDUCED for entry in own)
+        if reduced or untested:
+            why = "judged at a reduced scale" if reduced else f"{untested} of {len(own)} claims cannot be tested"
+            rows.append([f"[{name}]({declared.paper}.md#{name})", why, text(declared.words.at_paper_scale)])
+    if not rows:
+        return []
+    told = """\
+What could not be judged at the paper's scale, and what it takes there. `python -m benchmarks.pending_studies` in the
+repository runs these studies one after another, in the order of what they decide for their seconds, on a machine that
+is lent for some minutes at a time; `--list` shows what is left."""
+    return ["## What waits for a GPU", "", told, "", *table(["study", "why", "at paper scale"], rows), ""]
