@@ -15,7 +15,6 @@ sys.path.insert(0, str(ROOT))  # benchmarks are no part of the package
 
 from benchmarks import pending_studies as pending  # noqa: E402
 from benchmarks.pending_studies import PENDING, VGG, ended, listed, pack, run_all, unpack  # noqa: E402
-
 from flatscope_papers import find_study  # noqa: E402
 from flatscope_papers.claims import UNTESTABLE  # noqa: E402
 from flatscope_papers.reproduction import load_results  # noqa: E402
