@@ -206,7 +206,8 @@ def _found(entry: Declaration) -> str:
         score = board.mean(entry.name, "psi")
         if not math.isnan(score):
             sure = {np.sign(row["low"]) if row["low"] * row["high"] > 0 else 0.0 for row in _scores(board, entry)}
-            said = {(1.0,): "as expected", (-1.0,): "the other way round"}.get(tuple(sure), "no clear order")
+            alone = sure.pop() if len(sure) == 1 else 0.0
+            said = {1.0: "as expected", -1.0: "the other way round"}.get(alone, "no clear order")
             networks = f"[{board.meta['networks']:,} networks](../leaderboard.md)"
             return f"{said}: Ψ = {score_number(score)} on {networks}, where 1 is best and 0 is chance"
     return ""
@@ -302,7 +303,7 @@ def _value_table(rows: pd.DataFrame) -> list[str]:
         several = f"{written(group['value'].min())} … {written(group['value'].max())} ({len(group):,} values)"
         value, error = (several, "") if len(group) > 1 else with_error(first["value"], first["stderr"])
         kind = "exact" if first["exact"] else "estimate"
-        shown.append([options_words(options), str(layer or ""), value, error, kind, str(first["reason"])])
+        shown.append([options_words(str(options)), str(layer or ""), value, error, kind, str(first["reason"])])
     heads = ["options", "layer", "value", "± s.e.", "", "remark"]
     kept = [i for i in range(len(heads)) if any(row[i] for row in shown)]
     more = [f"… and {len(shown) - 8} more rows."] if len(shown) > 8 else []

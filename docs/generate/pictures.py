@@ -60,7 +60,7 @@ def _line(net: torch.nn.Module, x: torch.Tensor, y: torch.Tensor, steps: np.ndar
         moved = copy.deepcopy(net)
         with torch.no_grad():
             for value, part in zip(moved.parameters(), direction, strict=True):
-                value += float(step) / length * part
+                value.add_(float(step) / length * part)
             losses.append(float(torch.nn.functional.cross_entropy(moved(x), y)))
     return losses
 
@@ -90,7 +90,11 @@ def paths() -> None:
     """A small network with a skeleton and one path."""
     figure = Figure(figsize=(7, 2.7), layout="constrained")
     axes = figure.subplots()
-    columns = [[(0, y) for y in (0.5, 1.5, 2.5)], [(2, y) for y in (0, 1, 2, 3)], [(4, y) for y in (1, 2)]]
+    columns: list[list[tuple[float, float]]] = [
+        [(0, y) for y in (0.5, 1.5, 2.5)],
+        [(2, y) for y in (0, 1, 2, 3)],
+        [(4, y) for y in (1, 2)],
+    ]
     for one, two in itertools.pairwise(columns):
         for start in one:
             for end in two:
@@ -104,7 +108,7 @@ def paths() -> None:
     for place, words in (((0.85, 2.42), "× c"), ((2.9, 2.12), "÷ c")):
         axes.annotate(words, place, color=ORANGE, fontsize=11, zorder=6)
     for column, word in zip(columns, ("inputs", "hidden units", "outputs"), strict=True):
-        axes.scatter(*zip(*column, strict=True), s=160, color="white", edgecolor="0.25", zorder=5)
+        axes.scatter([x for x, _ in column], [y for _, y in column], s=160, color="white", edgecolor="0.25", zorder=5)
         axes.annotate(word, (column[0][0], -0.65), ha="center", color="0.3")
     axes.annotate("path value = product of its weights", (4.25, 2.0), color=ORANGE, va="center")
     axes.annotate("skeleton: one edge\ninto each hidden unit", (4.25, 1.0), color=BLUE, va="center")

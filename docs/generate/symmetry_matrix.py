@@ -91,8 +91,8 @@ def times(model: nn.Module, factor: float, example: Tensor) -> nn.Module:
     root = factor ** (1 / len(layers))
     with torch.no_grad():
         for depth, layer in enumerate(layers, start=1):
-            layer.weight *= root
-            layer.bias *= root**depth
+            layer.weight.mul_(root)
+            layer.bias.mul_(root**depth)
     return twin
 
 
@@ -126,8 +126,8 @@ def problem(symmetry: str, when: str) -> fs.Problem:
     data, model = stored("data"), built(name)
     model.load_state_dict(stored(f"{symmetry}/{when}"))
     initial = stored(f"{name}/initial")
-    given = {"train": (data["x"], data["y"]), "test": (data["x_test"], data["y_test"])}
-    return fs.Problem(model, **given, initial=initial)
+    train, test = (data["x"], data["y"]), (data["x_test"], data["y_test"])
+    return fs.Problem(model, train, test=test, initial=initial)
 
 
 def refuse_other_functions(symmetry: str) -> None:
