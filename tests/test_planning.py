@@ -235,6 +235,7 @@ def test_compare_knows_all_losses_before_it_takes_a_gradient(clock: Clock) -> No
     found = fs.compare(problems, names=["l2_norm"], budget=1.2)
     assert time.monotonic() - begun < 1.5 * 1.2 + 1
     assert all(math.isfinite(stands.loss) and math.isnan(stands.gradient_norm) for stands in found.networks.values())
+    assert "whether network 1, network 2 are at a minimum was not looked for." in str(found.headline)
     assert math.isfinite(fs.compare(problems, names=["l2_norm"], budget=40).networks["network 1"].gradient_norm)
 
 
@@ -264,6 +265,8 @@ def test_what_is_taken_over_a_budget_does_not_grow_with_the_networks_compared(cl
     reasons = [found.tables[name].reason("slow_weights") for name in found.names]
     assert reasons[0] == ""
     assert reasons[-1] == "not begun: the time was up"
+    assert "Out of time: 2 of 2 measures were not done for all networks" in found.summary()
+    assert "Out of time" not in fs.compare(problems[:2], names=names, budget=100.0).summary()
 
 
 def test_a_pass_for_each_class_is_priced_by_all_classes_and_ends_in_time(clock: Clock) -> None:

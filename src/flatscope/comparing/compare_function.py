@@ -108,7 +108,7 @@ def compare(
     problems = {name: problem.in_double() for name, problem in problems.items()}
     folded = {name: _without_batchnorm(problem) for name, problem in problems.items()}
     contexts = {name: Context(problem, seed=seed, effort=whole) for name, problem in problems.items()}
-    summaries = _summaries(contexts, folded, whole)
+    summaries, late = _summaries(contexts, folded, whole)
     with _in_time(whole, problems):
         alone = all(problem.ranks.size == 1 for problem in problems.values())  # others would wait for one that gives up
         copies = find_copies(folded, tolerance, problems, partial(_give_up, whole) if alone else None)
@@ -140,6 +140,7 @@ def compare(
         "tolerance": tolerance,
         "confidence": confidence,
         "seconds": round(time.perf_counter() - begun, 3),
+        "not_looked": late,
     }
     found = Comparison(tables, summaries, copies, meta)
     if stopped:
@@ -161,12 +162,13 @@ def _meta(problem: Problem, tests: HeldOut | None) -> dict[str, Any]:
 
 def _summaries(
     contexts: Mapping[str, Context], folded: Mapping[str, Problem], effort: Effort
-) -> dict[str, NetworkSummary]:
+) -> tuple[dict[str, NetworkSummary], list[str]]:
     """Where every network stands: without losses nothing can be compared, so these come first.
 
-    A gradient is only taken where the time is expected to suffice for it and for the copies that are looked for next.
+    A gradient is only taken where the time is expected to suffice for it and for the copies that are looked for next;
+    and the names of those of which there was no time to see whether they are at a minimum.
     """
-    problems, found = {name: context.problem for name, context in contexts.items()}, {}
+    problems, found, late = {name: context.problem for name, context in contexts.items()}, {}, []
     with _in_time(effort, problems):
         begun = time.monotonic()
         for context in contexts.values():
@@ -179,7 +181,9 @@ def _summaries(
             enough = effort.end is None or time.monotonic() + needed < effort.end
             enough = enough or context.problem.ranks.size > 1
             found[name] = summary_of(context, folded[name], differentiates=enough)
-    return found
+            if math.isnan(found[name].fall) and not (enough and (effort.end is None or time.monotonic() < effort.end)):
+                late.append(name)
+    return found, late
 
 
 @contextmanager

@@ -25,6 +25,7 @@ from flatscope.comparing.verdicts import (
     judge,
     loss_remark,
     on_a_slope,
+    out_of_time,
     quantities,
     undertrained,
 )
@@ -43,7 +44,7 @@ INTERVALS = (
     "Ranks from and to are the places in {:g} % of draws from the standard errors. Nothing else moves them: a value "
     "without ± counts as exact, and measures that disagree do not widen them."
 )
-FIRST_REMARKS = ("copy", "loss", "fit")  # what could turn the answer round
+FIRST_REMARKS = ("copy", "loss", "fit", "time")  # what could turn the answer round
 _COPIES_DIFFER = "differ between copies of one function"
 
 
@@ -259,6 +260,7 @@ class Comparison(Result):
         found += loss_remark(self.networks, str(self.meta.get("loss", "")))
         found += undertrained(self.networks)
         found += on_a_slope(self.networks)
+        found += out_of_time(self._quantities.values(), self.meta.get("not_looked", []))
         if len({network.architecture for network in self.networks.values()}) > 1:
             text = "The architectures differ: only measures of the function itself are comparable."
             found.append(Remark("architecture", text))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,7 @@ from flatscope.significance import Readings, excess
 from flatscope.table import Table
 
 _KEYS = ["measure", "options"]
+_LATE = re.compile("^not begun: |the time was up|stopped by the time limit")
 
 
 @dataclass(frozen=True)
@@ -276,3 +278,19 @@ def undertrained(networks: Mapping[str, NetworkSummary]) -> list[Remark]:
         for name, value in score.items()
         if value > limit
     ]
+
+
+def out_of_time(measured: Iterable[Quantity], not_looked: Sequence[str]) -> list[Remark]:
+    """What the budget of time left no room for, in a sentence.
+
+    Args:
+        measured: every measure that was asked for.
+        not_looked: networks of which nobody looked whether they are at a minimum.
+    """
+    asked = list(measured)
+    late = [each for each in asked if _LATE.search(each.reason) and not all(map(math.isfinite, each.value.values()))]
+    words = [f"{len(late)} of {len(asked)} measures were not done for all networks"] if late else []
+    if not_looked:
+        who = f"{', '.join(not_looked)} {'is' if len(not_looked) == 1 else 'are'}"
+        words.append(f"whether {who} at a minimum was not looked for")
+    return [Remark("time", f"Out of time: {', and '.join(words)}. Give it a larger budget.")] if words else []
