@@ -15,6 +15,7 @@ import flatscope as fs
 from flatscope.comparing.comparison import Comparison
 from flatscope.comparing.verdicts import SameFunction
 from flatscope.network_summary import NetworkSummary
+from flatscope.reports.figures import comparison_plot
 from flatscope.table import Table
 
 
@@ -71,6 +72,16 @@ def test_losses_far_apart_leave_the_question_open() -> None:
     found = comparison({"rho_sum": (1.0, 0.0)}, {"rho_sum": (2.0, 0.0)}, losses=(0.1, 0.9)).conclusion
     assert found.code == "untold"
     assert "loss" in str(found)
+
+
+def test_losses_far_apart_are_said_once_with_what_to_do_and_drawn_nowhere() -> None:
+    found = comparison(
+        {"rho_sum": (1.0, 0.0), "margin": (3.0, 0.0)}, {"rho_sum": (2.0, 0.0), "margin": (2.0, 0.0)}, losses=(0.1, 0.9)
+    )
+    assert found.headline.count("factor of") == 1
+    assert "at about the same loss" in found.headline
+    (plot,) = comparison_plot(found.tables, {}, [name for names in found.not_comparable().values() for name in names])
+    assert [line[0] for line in plot.rows] == ["margin"]
 
 
 @pytest.mark.parametrize(("high", "due"), [(0.14, []), (0.16, ["loss"]), (0.9, ["loss"])])

@@ -366,6 +366,8 @@ def test_comparison_data() -> None:
     }  # fmt: skip
     assert data.errors[0] == [pytest.approx(math.hypot(0.4 / 4, 0.4 / 8) / 2)]
     assert comparison_data({"a": table()}).measures == []
+    kept = comparison_data({"a": Table(rows), "b": Table(second)}, left_out=["rho_sum", "psi_trace"]).measures
+    assert kept == [name for name in data.measures if name not in ("rho_sum", "psi_trace")]
 
 
 def plots_of(tables: dict[str, Table]) -> dict[str, Plot]:

@@ -22,6 +22,7 @@ from flatscope.comparing.verdicts import (
     SameFunction,
     Verdict,
     differs,
+    far_apart,
     judge,
     loss_remark,
     on_a_slope,
@@ -44,6 +45,7 @@ INTERVALS = (
     "Ranks from and to are the places in {:g} % of draws from the standard errors. Nothing else moves them: a value "
     "without ± counts as exact, and measures that disagree do not widen them."
 )
+AT_EQUAL_LOSS = "compare checkpoints at about the same loss"
 FIRST_REMARKS = ("copy", "loss", "fit", "time")  # what could turn the answer round
 _COPIES_DIFFER = "differ between copies of one function"
 
@@ -156,6 +158,8 @@ class Comparison(Result):
             return rankings.Conclusion("untold", "", (), f"Which is flatter cannot be told: {left_out}.", first)
         asked = trained if raw else self.distinct
         found = rankings.conclude(self.names, asked, comparable, counting, self.not_comparable())
+        if found.code == "untold" and far_apart(self.networks, str(self.meta.get("loss", ""))):
+            found = replace(found, sentence=f"{found.sentence.removesuffix('.')}: {AT_EQUAL_LOSS}.")
         if raw:
             found = replace(found, sentence=f"{found.sentence} Left out: {left_out}.")
         steep = [name for name in asked if self.networks[name].on_a_slope]
@@ -277,7 +281,9 @@ class Comparison(Result):
             if found.code == "untold":
                 worth = worth.replace("What that is worth", "What flatness would be worth")
             lines += [str(found), worth]
-        return [*lines, *(remark for remark in self.warnings() if remark.code in FIRST_REMARKS)]
+        said = lines[1] if len(lines) > 1 else ""  # the losses that keep the question open are said there already
+        codes = [code for code in FIRST_REMARKS if not (code == "loss" and AT_EQUAL_LOSS in said)]
+        return [*lines, *(remark for remark in self.warnings() if remark.code in codes)]
 
     def summary(self) -> str:
         """The warnings, the ranking, where measures agree and which do not count, in a few sentences."""

@@ -6,7 +6,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -60,9 +60,15 @@ def beside(n: int, networks: int) -> float:
     return (n - (networks - 1) / 2) * 0.8 / networks
 
 
-def comparison_plot(tables: Mapping[str, Table], colours: Colours) -> Iterator[Plot]:
-    """How many times better than the first network, a dot with its standard error per measure; at most one plot."""
-    data = comparison_data(tables) if tables else None
+def comparison_plot(tables: Mapping[str, Table], colours: Colours, left_out: Collection[str] = ()) -> Iterator[Plot]:
+    """How many times better than the first network, a dot with its standard error per measure; at most one plot.
+
+    Args:
+        tables: by network.
+        colours: of the networks.
+        left_out: labels of measures that cannot rank these networks.
+    """
+    data = comparison_data(tables, left_out) if tables else None
     if data is None or not data.measures:
         return
     first, better = shortened(data.reference, 14), shortened(data.networks[0], 14)
@@ -95,7 +101,7 @@ def comparison_plot(tables: Mapping[str, Table], colours: Colours) -> Iterator[P
     yield Plot(
         "comparison",
         f"How many times better than {data.reference}",
-        "By every invariant measure with a better direction: flatter, a smaller norm, a larger margin. To the right of "
+        "By every invariant measure that may rank them: flatter, a smaller norm, a larger margin. To the right of "
         f"1× {' or '.join(data.networks)} is better, to the left {data.reference}; logarithmic axis, bars are one "
         "standard error where it is known.",
         on_axes(draw, height=0.9 + ROW * len(data.measures) * (1 + 0.35 * (len(data.networks) - 1))),

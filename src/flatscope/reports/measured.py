@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import pandas as pd
@@ -114,12 +114,17 @@ class ComparisonData(NamedTuple):
     errors: list[list[float]]  # their standard errors
 
 
-def comparison_data(tables: Mapping[str, Table]) -> ComparisonData:
-    """All networks but the first against the first; without measures if there is only one network."""
+def comparison_data(tables: Mapping[str, Table], left_out: Collection[str] = ()) -> ComparisonData:
+    """All networks but the first against the first; without measures if there is only one network.
+
+    Args:
+        tables: by network.
+        left_out: labels of measures that cannot rank these networks.
+    """
     first, *others = tables
     data = ComparisonData(first, others, [], [], [])
     seen: set[tuple[str, ...]] = set()
-    for line in _one_of_each(lines(tables)) if others else []:
+    for line in _one_of_each(line for line in lines(tables) if line.label not in left_out) if others else []:
         cells = [cell for cell in line.cells if cell is not None and cell.value > 0 and not cell.extent]
         if len(cells) < len(tables) or not all(math.isfinite(cell.value) for cell in cells):
             continue

@@ -59,7 +59,8 @@ def comparisons_part(comparisons: Mapping[str, Comparison], colours: Colours) ->
     sections, top = [], Markup("")
     repeated: tuple[Markup, ...] = ()
     for n, (name, found) in enumerate(comparisons.items()):
-        plots = list(comparison_plot(found.tables, colours))
+        left_out = [label for labels in found.not_comparable().values() for label in labels]
+        plots = list(comparison_plot(found.tables, colours, left_out))
         top, repeated = top or hero(plots), repeated or below(plots)
         remarks = [] if len(found.distinct) < 2 or not found.counting else found.ranking_remarks()
         rows = [
