@@ -84,7 +84,7 @@ def _held_back(program: Program) -> tuple[str, ...]:
     """Operations of a forward pass that hold values back: `detach`, those under `no_grad`, hooks, own functions."""
     found: dict[str, None] = {}
     for step in program.steps:
-        if not any(slot.follows for slot in step.reads):
+        if not any(slot.requires_grad for slot in step.reads):
             continue
         if step.name in ("detach", "data", "register_hook"):
             found[step.place] = None

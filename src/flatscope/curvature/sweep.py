@@ -253,7 +253,7 @@ def _wanted_back(ctx: Context, uses: Sequence[LayerUse[Any]], n: int, k: int) ->
     return (
         len(uses) == 1
         and use.kind != "batchnorm"
-        and use.input_follows
+        and use.input.requires_grad
         and use.input.shape[0] == n
         and by_positions(uses, ctx.params[use.weight], k)
     )

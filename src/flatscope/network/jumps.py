@@ -14,7 +14,7 @@ from torch import Tensor
 
 from flatscope.errors import NotApplicable
 from flatscope.network.operations import LEAVES_TORCH, TABLE
-from flatscope.network.watching import Operation, is_in_place, tensors_in
+from flatscope.network.watching import Operation, address_of, is_in_place, tensors_in
 
 # Results have as many entries as values decide, so that even their shapes say something of the sample.
 _COUNTED = ("nonzero", "argwhere", "masked_select", "unique", "unique_consecutive")
@@ -40,7 +40,7 @@ class Jumps:
     def __init__(self, known: Container[Any], what: str) -> None:
         self._known, self._what = known, what
         self._places: dict[Tensor, str] = {}
-        self._written: dict[int, tuple[Tensor, str]] = {}  # by address; kept, so that no address is used twice
+        self._written: dict[int | None, tuple[Tensor, str]] = {}  # by address; kept, so that no address is used twice
         self._signs: dict[Tensor, tuple[Tensor, int]] = {}  # comparisons of a signal, of that version, with zero
 
     def place(self, tensor: Tensor) -> str:
@@ -51,7 +51,7 @@ class Jumps:
             return self._places[tensor]
         if tensor.requires_grad or torch._C._functorch.is_functorch_wrapped_tensor(tensor):
             return _UNSEEN
-        return self._written[_address(tensor)][1] if self._written and _address(tensor) in self._written else ""
+        return self._written[address_of(tensor)][1] if self._written and address_of(tensor) in self._written else ""
 
     def refuse(self, place: str) -> NoReturn:
         """Outputs are made of what this operation gives."""
@@ -102,7 +102,7 @@ class Jumps:
 
     def wrote(self, op: Operation, target: Tensor) -> None:
         """Views of a constant that a signal was written into are no constants any longer."""
-        self._written[_address(target)] = target, op.place
+        self._written[address_of(target)] = target, op.place
 
     def rectifies(self, op: Operation) -> bool:
         """True for the ReLU of a signal in other words: `h * (h > 0)`, or zeros where it is negative."""
@@ -136,7 +136,7 @@ class Jumps:
             self._places[tensor] = place
         if op.name == "setitem" or is_in_place(op):
             self._places[op.tensors[0]] = place
-            self._written[_address(op.tensors[0])] = op.tensors[0], place
+            self._written[address_of(op.tensors[0])] = op.tensors[0], place
 
 
 def _reads(op: Operation) -> bool:
@@ -158,11 +158,3 @@ def _rounds(op: Operation, result: Any) -> bool:
 
 def _is_zero(value: Any) -> bool:
     return not bool((value != 0).any()) if isinstance(value, Tensor) else isinstance(value, int | float) and value == 0
-
-
-def _address(tensor: Tensor) -> int:
-    """Of a tensor's memory; 0 where it has none, as inside vmap."""
-    try:
-        return tensor.untyped_storage().data_ptr()
-    except (RuntimeError, NotImplementedError):
-        return 0

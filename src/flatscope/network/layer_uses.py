@@ -8,17 +8,44 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from flatscope.network.products import LAYER_CALLS, NORM_ORDER, masked_name
-from flatscope.network.watching import Operation
+from flatscope.network.products import WEIGHT_CALLS, masked_name
+from flatscope.network.watching import Call, Operation, address_of
 from flatscope.params import Params
 
 V = TypeVar("V")  # a slot of a record, or a tensor of a running pass
+
+
+class Role(NamedTuple):
+    """The parameter that a tensor stands for."""
+
+    parameter: str  # its name
+    form: Literal["whole", "masked", "view"]  # as it is, times a fixed mask of zeros and ones, or part of its memory
+
+
+class Roles:
+    """The parameters that tensors of one pass stand for.
+
+    Args:
+        params: the tensors that the network is called with, by name.
+    """
+
+    def __init__(self, params: Params) -> None:
+        self._whole = {id(value): Role(name, "whole") for name, value in params.items()}
+        self._views = {address: Role(name, "view") for name, value in params.items() if (address := address_of(value))}
+
+    def of(self, value: Any) -> Role | None:
+        """The role of a tensor; None where it stands for no parameter."""
+        if not isinstance(value, Tensor):
+            return None
+        if name := masked_name(value):
+            return Role(name, "masked")
+        return self._whole.get(id(value)) or self._views.get(address_of(value) or 0)
 
 
 @dataclass(frozen=True)
@@ -41,56 +68,38 @@ class LayerUse(Generic[V]):
     step: int = -1  # its number in a record
     edge: GradientEdge | None = None  # where the output stands in the graph of a running pass
 
-    @property
-    def input_follows(self) -> bool:
-        """True where the input depends on parameters, so that gradients reach it."""
-        return bool(getattr(self.input, "follows", False) or getattr(self.input, "requires_grad", False))
+
+SETTINGS = {
+    "conv": ("stride", "padding", "output_padding", "groups", "dilation"),
+    "transposed": ("stride", "padding", "output_padding", "groups", "dilation"),
+    "batchnorm": ("running_mean", "running_var", "eps"),
+}
 
 
-class Call(Protocol):
-    """A step of a record or a running operation."""
+def layer_use(call: Call, role_of: Callable[[Any], Role | None]) -> LayerUse[Any] | None:
+    """The use of a weight that a call is; None for any other call.
 
-    @property
-    def name(self) -> str:
-        """Of the operation."""
-
-    def named(self, *names: str) -> dict[str, Any]:
-        """Arguments by name."""
-
-
-@dataclass(frozen=True)
-class Names:
-    """The parameter that a value is: as it is, under a fixed mask, or as a view; None where it is none."""
-
-    whole: Callable[[Any], str | None]
-    masked: Callable[[Any], str | None]
-    viewed: Callable[[Any], str | None]
-
-
-def order_of(call: Call) -> tuple[str, ...]:
-    """Names of the arguments of a layer's operation or of a BatchNorm's, in order."""
-    return LAYER_CALLS[call.name][1] if call.name in LAYER_CALLS else NORM_ORDER
-
-
-def layer_use(call: Call, names: Names) -> LayerUse[Any] | None:
-    """The use of a weight that a call is; None for any other call."""
-    if call.name not in LAYER_CALLS and call.name != "batch_norm":
+    Args:
+        call: a step of a record, or an operation that is about to run.
+        role_of: the parameter that one of its arguments stands for.
+    """
+    if call.name not in WEIGHT_CALLS:
         return None
-    kind = LAYER_CALLS[call.name][0] if call.name in LAYER_CALLS else "batchnorm"
-    given = call.named(*order_of(call))
-    value, masked = given.get("weight"), names.masked(given.get("weight"))
-    name = masked or names.whole(value)
-    viewed = names.viewed(value) if name is None and kind != "batchnorm" else None
-    if name is None and viewed is None:
+    kind, order = WEIGHT_CALLS[call.name]
+    given = call.named(*order)
+    weight, bias = role_of(given.get("weight")), role_of(given.get("bias"))
+    if weight is None or (kind == "batchnorm" and weight.form == "view"):
         return None
-    settings: dict[str, Any] = {}
-    if kind in ("conv", "transposed"):
-        settings = {name: value for name, value in given.items() if name not in ("input", "weight", "bias")}
-    elif kind == "batchnorm":
-        settings = {name: given.get(name) for name in ("running_mean", "running_var", "eps")}
-    bias = names.whole(given.get("bias"))
-    opaque = name is None
-    return LayerUse(name or str(viewed), bias, kind, given["input"], (), settings, masked is not None, opaque)
+    settings = {name: given.get(name) for name in SETTINGS.get(kind, ()) if name in given or kind == "batchnorm"}
+    return LayerUse(
+        weight.parameter,
+        bias.parameter if bias is not None and bias.form == "whole" else None,
+        kind,
+        given["input"],
+        settings=settings,
+        masked=weight.form == "masked",
+        opaque=weight.form == "view",
+    )
 
 
 class LayerRecorder:
@@ -108,13 +117,7 @@ class LayerRecorder:
         self.uses: list[LayerUse[Tensor]] = []
         self._level = torch._C._functorch.maybe_current_level()
         self._axes, self._isolate = axes or {}, isolate
-        whole = {id(value): name for name, value in params.items()}
-        memory = {_memory(value): name for name, value in params.items()}
-        self._names = Names(
-            lambda value: whole.get(id(value)),
-            lambda value: masked_name(value) if isinstance(value, Tensor) else None,
-            lambda value: memory.get(_memory(value)) if isinstance(value, Tensor) else None,
-        )
+        self._roles = Roles(params)
 
     @property
     def of_layers(self) -> list[LayerUse[Tensor]]:
@@ -123,7 +126,7 @@ class LayerRecorder:
 
     def follow(self, op: Operation) -> Any:
         """Run one operation, keeping it if it is a layer's."""
-        use = layer_use(op, self._names)
+        use = layer_use(op, self._roles.of)
         if use is None or torch._C._functorch.maybe_current_level() != self._level:
             return op.run()  # inside torch.func the rows of single samples cannot be seen
         if use.kind == "batchnorm":  # no layer, but its scale and shift are parameters with curvature of their own
@@ -134,7 +137,7 @@ class LayerRecorder:
             use = replace(use, input=use.input.movedim(axis, 0))
         elif self._isolate and use.input.is_floating_point():
             use = replace(use, input=use.input.view_as(use.input))
-        output = self._kept(use, op.function(**{**op.named(*order_of(op)), "input": use.input}))
+        output = self._kept(use, op.function(**{**op.named(*WEIGHT_CALLS[op.name][1]), "input": use.input}))
         return output.movedim(0, axis).contiguous() if axis else output  # laid out as it would have been
 
     def _kept(self, use: LayerUse[Tensor], output: Any) -> Any:
@@ -154,11 +157,3 @@ def by_samples(use: LayerUse[Tensor], n: int) -> LayerUse[Tensor]:
     rows = len(use.input) // n
     given = use.input.detach().reshape(n, rows, *use.input.shape[1:])
     return replace(use, input=given, output_shape=(n, rows, *use.output_shape[1:]))
-
-
-def _memory(value: Tensor) -> int:
-    """Address of what a tensor is a view of; 0 where it has none."""
-    try:
-        return int(value.untyped_storage().data_ptr())
-    except (RuntimeError, NotImplementedError):  # inside vmap
-        return 0

@@ -82,7 +82,7 @@ class Linearity:
 
     def _notice(self, step: Step | None, slot: Slot) -> None:
         """A tensor with a gradient that nothing recorded has given (`torch.jit.script`) may be any function of all."""
-        if slot.follows and not self._mask(slot):
+        if slot.requires_grad and not self._mask(slot):
             self._taint(step, self._all, _UNSEEN)
             self._add(slot.memory, self._all)
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from flatscope.network.planned import planned
 from flatscope.network.program import NO_MEMORY, Program, ProgramRecorder, Slot
-from flatscope.network.watching import Operation, Rule, is_question, replay, tensors_in, with_tensors
+from flatscope.network.watching import Operation, Rule, address_of, is_question, replay, tensors_in, with_tensors
 from flatscope.params import Params, copied
 from flatscope.samples import Inputs, copies
 
@@ -154,12 +154,8 @@ class _Spoiling:
         result = op.run()
         if self._at not in self._numbers or versions != [tensor._version for tensor in given]:
             return result
-        places = {_place(tensor) for tensor in given}
-        return with_tensors(result, lambda value: value if _place(value) in places else _spoilt(value))
-
-
-def _place(tensor: Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
+        places = {address_of(tensor) for tensor in given}
+        return with_tensors(result, lambda value: value if address_of(value) in places else _spoilt(value))
 
 
 def _spoilt(value: Tensor) -> Tensor:

@@ -31,6 +31,8 @@ LAYER_CALLS: dict[str, tuple[str, tuple[str, ...]]] = {
     **{f"conv_transpose{n}d": ("transposed", TRANSPOSED_ORDER) for n in (1, 2, 3)},
     "embedding": ("lookup", LOOKUP_ORDER),
 }
+# These, and the call that has a scale and a shift for every channel.
+WEIGHT_CALLS = LAYER_CALLS | {"batch_norm": ("batchnorm", NORM_ORDER)}
 LOOKUPS = ("embedding", "getitem", "index_select")
 PRODUCTS = frozenset((*LAYER_CALLS, "matmul", *LOOKUPS))
 

@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch._C import DisableTorchFunction
 
-from flatscope.network.layer_uses import LayerUse, Names, layer_use
-from flatscope.network.products import LAYER_CALLS, masked_name
-from flatscope.network.watching import Operation, Rule, instances_in, is_in_place, is_question, place_of, replay
+from flatscope.network.layer_uses import LayerUse, Role, Roles, layer_use
+from flatscope.network.products import LAYER_CALLS, WEIGHT_CALLS
+from flatscope.network.watching import Call, Operation, Rule, address_of, instances_in, is_in_place, is_question, replay
 from flatscope.params import Params
 from flatscope.samples import Inputs, axis_of_samples, output_tensor, parts_of, rows_of_inputs
 
@@ -35,9 +35,8 @@ class Slot:
     shape: tuple[int, ...]
     dtype: torch.dtype
     memory: int  # number of the memory it lies in: views of one another share it
-    parameter: str | None  # name of the parameter that it is, whole or under a fixed mask
-    masked: bool  # whether a fixed mask holds some entries of that parameter at zero
-    follows: bool  # whether autograd follows it
+    role: Role | None  # the parameter that it stands for
+    requires_grad: bool  # whether autograd follows it
 
     @property
     def is_real(self) -> bool:
@@ -46,17 +45,12 @@ class Slot:
 
 
 @dataclass(frozen=True)
-class Step:
-    """One torch operation of a forward pass, with slots where its arguments had tensors."""
+class Step(Call):
+    """One call of a forward pass, with slots where its arguments had tensors."""
 
     index: int
-    name: str
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any] = field(hash=False)
     results: tuple[Slot, ...]
     written: Slot | None  # the argument that it changes in place, afterwards
-    module: str  # qualified name of the module whose forward makes the call
-    within: str  # the composite function that was written out, where the call is a part of one
     transformed: bool  # whether it runs inside torch.func, where the rows of single samples cannot be seen
     without_gradients: bool  # whether it runs under no_grad
 
@@ -64,15 +58,6 @@ class Step:
     def reads(self) -> tuple[Slot, ...]:
         """The slots among its arguments, in order."""
         return (*slots_in(self.args), *slots_in(self.kwargs))
-
-    @property
-    def place(self) -> str:
-        """The operation and where it stands, for people."""
-        return place_of(self.name, self.within, self.module)
-
-    def named(self, *names: str) -> dict[str, Any]:
-        """Arguments by name, where `names` is the order of the positional ones."""
-        return dict(zip(names, self.args, strict=False)) | self.kwargs
 
 
 @dataclass(frozen=True)
@@ -97,37 +82,29 @@ class Program:
 
     def layer_uses(self) -> list[LayerUse[Slot]]:
         """Uses of weights by layers and of BatchNorm's scales, in forward order."""
-        owners = {memory: name for name, memory in self.parameters.items()}
-        names = Names(
-            lambda value: value.parameter if isinstance(value, Slot) and not value.masked else None,
-            lambda value: value.parameter if isinstance(value, Slot) and value.masked else None,
-            lambda value: owners.get(value.memory) if isinstance(value, Slot) else None,
-        )
         found = []
         for step in self.steps:
-            use = None if step.transformed or not step.results else layer_use(step, names)
+            use = None if step.transformed or not step.results else layer_use(step, _role_of)
             if use is not None:
                 (output, *_) = step.results
-                found.append(replace(use, output_shape=output.shape, follows=output.follows, step=step.index))
+                found.append(replace(use, output_shape=output.shape, follows=output.requires_grad, step=step.index))
         return found
 
     def transformed(self) -> dict[str, str]:
         """{weight: place} of those that a layer's operation reads inside torch.func."""
-        owners = {memory: name for name, memory in self.parameters.items()}
         found = {}
         for step in self.steps:
             if step.transformed and step.name in LAYER_CALLS:
-                weight = step.named(*LAYER_CALLS[step.name][1])["weight"]
-                name = weight.parameter or owners.get(weight.memory)
-                if name is not None:
-                    found[name] = f"{step.place} inside torch.func"
+                role = _role_of(step.named(*LAYER_CALLS[step.name][1])["weight"])
+                if role is not None:
+                    found[role.parameter] = f"{step.place} inside torch.func"
         return found
 
     def has_hidden_parts(self) -> bool:
         """True where a step reads, or the output is, what depends on parameters and no step has made."""
         made = {*self.parameters.values(), *(slot.memory for slot in self.inputs)}
         for step in self.steps:
-            if any(slot.follows and slot.memory not in made for slot in step.reads):
+            if any(slot.requires_grad and slot.memory not in made for slot in step.reads):
                 return True
             made |= {slot.memory for slot in step.results}
         return self.output.memory not in made
@@ -142,6 +119,10 @@ class Program:
                     size = slot.dtype.itemsize * torch.Size(slot.shape).numel()
                     sizes[slot.memory] = max(sizes.get(slot.memory, 0), size)
         return sum(sizes.values())
+
+
+def _role_of(value: Any) -> Role | None:
+    return value.role if isinstance(value, Slot) else None
 
 
 def slots_in(tree: Any) -> Iterator[Slot]:
@@ -183,8 +164,8 @@ class ProgramRecorder:
         self._alive: list[Tensor] = []  # so that no address is used twice
         self._memories: dict[int, int] = {}
         self._numbers: dict[int, int] = {}  # of tensors, by identity
-        self._slots: dict[tuple[int, int, bool, str | None], Slot] = {}
-        self._names = {id(value): name for name, value in params.items()}
+        self._slots: dict[tuple[int, int, bool, Role | None], Slot] = {}
+        self._roles = Roles(params)
         self._steps: list[Step] = []
         self._keep = keep
         self._level = torch._C._functorch.maybe_current_level()
@@ -219,7 +200,8 @@ class ProgramRecorder:
         results = tuple(slots_in(self._tree(result)))
         inside = torch._C._functorch.maybe_current_level() != self._level
         stopped = not torch.is_grad_enabled()
-        step = Step(len(self._steps), op.name, args, kwargs, results, written, op.module, op.within, inside, stopped)
+        number = len(self._steps)
+        step = Step(op.name, args, kwargs, op.module, op.within, number, results, written, inside, stopped)
         self._steps.append(step)
         if self._keep is not None:
             self._keep(step, op, result)
@@ -237,16 +219,12 @@ class ProgramRecorder:
         return value if isinstance(value, _PLAIN) else type(value).__name__
 
     def _slot(self, value: Tensor) -> Slot:
-        memory = self._memory(value)
-        key = id(value), self._version(value), value.requires_grad, masked_name(value)
+        memory, role = self._memory(value), self._roles.of(value)
+        key = id(value), self._version(value), value.requires_grad, role
         if key not in self._slots:
             self._alive.append(value)
             number, shape = self._numbers.setdefault(id(value), len(self._numbers)), tuple(value.shape)
-            masked = masked_name(value)
-            name = self._names.get(id(value)) or masked
-            self._slots[key] = Slot(
-                len(self._slots), number, shape, value.dtype, memory, name, masked is not None, value.requires_grad
-            )
+            self._slots[key] = Slot(len(self._slots), number, shape, value.dtype, memory, role, value.requires_grad)
         return self._slots[key]
 
     def _version(self, value: Tensor) -> int:
@@ -255,10 +233,9 @@ class ProgramRecorder:
 
     def _memory(self, value: Tensor) -> int:
         """Number of a tensor's memory. Empty tensors have one each, since they all have the same address."""
-        try:
-            address = value.untyped_storage().data_ptr() or -id(value)
-        except (RuntimeError, NotImplementedError):
+        if (address := address_of(value)) is None:
             return NO_MEMORY
+        address = address or -id(value)
         if address not in self._memories:
             self._alive.append(value)
         return self._memories.setdefault(address, len(self._memories))
@@ -320,7 +297,7 @@ class Received(dict[int, Tensor]):
 
     def keep(self, step: Step, op: Operation, _result: Any) -> None:
         """Note that of one step."""
-        if step.name in LAYER_CALLS or step.name == "batch_norm":
+        if step.name in WEIGHT_CALLS:
             value = op.named("input").get("input")
             if isinstance(value, Tensor) and not step.transformed:
                 self[step.index] = value.detach().clone()

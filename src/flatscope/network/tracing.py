@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from flatscope.isolation import own_settings
 from flatscope.network.layers import layer_name
 from flatscope.network.operations import LEAVES_TORCH, TABLE
-from flatscope.network.products import AFFINE_NORMS, LAYER_CALLS, NORM_ORDER, masked_name
+from flatscope.network.products import AFFINE_NORMS, WEIGHT_CALLS, masked_name
 from flatscope.network.scales import ScaleStep, constant_labels
 from flatscope.network.ties import CONSTANT, Labels
 from flatscope.network.units import Graph, LayerRecord, graph_of
@@ -117,7 +117,7 @@ class _Tracer:
         step = ScaleStep(op, result, self.book, self._labels_of)
         origins = [self._tracked[tensor].sources for tensor in op.tensors if tensor in self._tracked]
         sources = frozenset().union(*origins)
-        if op.name in LAYER_CALLS or op.name == "batch_norm":
+        if op.name in WEIGHT_CALLS:
             labels, sources = self._layer_call(step, sources)
         else:
             self.joins |= sum(bool(origin) for origin in origins) > 1
@@ -147,7 +147,7 @@ class _Tracer:
 
     def _layer_call(self, step: ScaleStep, sources: frozenset[str]) -> tuple[Any, frozenset[str]]:
         """A linear map: its input channels are read with one scale each, its output channels start new ones."""
-        kind, order = LAYER_CALLS.get(step.op.name, ("batchnorm", NORM_ORDER))
+        kind, order = WEIGHT_CALLS[step.op.name]
         given = step.op.named(*order)
         weight: Any = given.get("weight")
         bias: Any = given.get("bias")

@@ -13,11 +13,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch._C import DisableTorchFunction
 from torch.overrides import TorchFunctionMode
 
 from flatscope.errors import FlatscopeError, InputError
@@ -53,20 +54,31 @@ _PLAIN_NAMES = {spelling: name for name, spellings in _SPELLINGS.items() for spe
 
 
 @dataclass(frozen=True)
-class Operation:
-    """One call of a torch function inside a forward pass."""
+class Call:
+    """One call of a torch function in a forward pass: with tensors while it runs, with slots in a record."""
 
     name: str  # its name without marks of spelling: `add` for `+`, `add_`, `__radd__`; the attribute for `x.T`
-    function: Callable[..., Any]  # what was called
     args: tuple[Any, ...]  # its positional arguments
-    kwargs: dict[str, Any]  # its keyword arguments
+    kwargs: dict[str, Any] = field(hash=False)  # its keyword arguments
     module: str  # qualified name of the module whose forward makes the call
-    within: str = ""  # the composite function that was written out, where the call is a part of one
+    within: str  # the composite function that was written out, where the call is a part of one
 
     @property
     def place(self) -> str:
         """The operation and where it stands, for people."""
-        return place_of(self.name, self.within, self.module)
+        name = f"{self.name} in {self.within}" if self.within else self.name
+        return f"{name} ({self.module})" if self.module else name
+
+    def named(self, *names: str) -> dict[str, Any]:
+        """Arguments by name, where `names` is the order of the positional ones."""
+        return dict(zip(names, self.args, strict=False)) | self.kwargs
+
+
+@dataclass(frozen=True)
+class Operation(Call):
+    """A call that is about to run."""
+
+    function: Callable[..., Any]  # what was called
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -76,16 +88,6 @@ class Operation:
     def run(self) -> Any:
         """Do what the network does."""
         return self.function(*self.args, **self.kwargs)
-
-    def named(self, *names: str) -> dict[str, Any]:
-        """Arguments by name, where `names` is the order of the positional ones."""
-        return dict(zip(names, self.args, strict=False)) | self.kwargs
-
-
-def place_of(name: str, within: str, module: str) -> str:
-    """An operation and where it stands, for people."""
-    name = f"{name} in {within}" if within else name
-    return f"{name} ({module})" if module else name
 
 
 # What a rule knows of tensors it keeps in dictionaries by the tensor itself: torch hashes a tensor by its identity,
@@ -139,7 +141,7 @@ class watched(TorchFunctionMode):  # noqa: N801  used as a function
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        return self._rule(Operation(_plain_name(func), func, args, kwargs or {}, _MODULES.get()[-1], _WITHIN.get()))
+        return self._rule(Operation(_plain_name(func), args, kwargs or {}, _MODULES.get()[-1], _WITHIN.get(), func))
 
 
 # Names of the modules whose forward `replay` is running, innermost last.
@@ -203,6 +205,15 @@ def with_tensors(tree: Any, change: Callable[[Tensor], Tensor]) -> Any:
     if isinstance(tree, dict):
         return {key: with_tensors(part, change) for key, part in tree.items()}
     return tree
+
+
+def address_of(tensor: Tensor) -> int | None:
+    """Address of a tensor's memory, which views share: 0 of an empty tensor; None inside vmap, where there is none."""
+    try:
+        with DisableTorchFunction():  # no rule is to see this
+            return tensor.untyped_storage().data_ptr()
+    except (RuntimeError, NotImplementedError):
+        return None
 
 
 def run(model: nn.Module, inputs: Inputs, rule: Any) -> list[Tensor]:

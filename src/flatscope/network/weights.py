@@ -18,7 +18,16 @@ from flatscope.network.expansions import EXPANSIONS
 from flatscope.network.liveness import Dead
 from flatscope.network.operations import TABLE
 from flatscope.network.products import PRODUCTS, Product, as_product, masked
-from flatscope.network.watching import Operation, Rule, is_in_place, is_question, tensors_in, watched, written_out
+from flatscope.network.watching import (
+    Operation,
+    Rule,
+    address_of,
+    is_in_place,
+    is_question,
+    tensors_in,
+    watched,
+    written_out,
+)
 
 Key = tuple[Any, ...]
 
@@ -173,11 +182,8 @@ def _are_rows(value: Tensor, source: Source) -> bool:
 
 
 def _shares_memory(one: Tensor, other: Tensor) -> bool:
-    try:
-        with DisableTorchFunction():  # no rule is to see this
-            return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
-    except (RuntimeError, NotImplementedError):  # inside vmap tensors have no memory of their own
-        return False
+    address = address_of(one)
+    return address is not None and address == address_of(other)
 
 
 class Writer:

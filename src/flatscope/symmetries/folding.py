@@ -328,7 +328,7 @@ def _without_unreached(model: nn.Module) -> nn.Module:
             n_axes = 2 + {"BatchNorm2d": 2, "BatchNorm3d": 3}.get(type(module).__name__, 0)
             given = (module.running_mean, module.running_var, module.weight, module.bias, False, 0.0, module.eps)
             like = torch.empty([0] * n_axes, dtype=module.running_mean.dtype)  # type: ignore[union-attr]
-            call = Operation("batch_norm", nn.functional.batch_norm, (like, *given), {}, name)
+            call = Operation("batch_norm", (like, *given), {}, name, "", nn.functional.batch_norm)
             model = _as_layer(model, _norm(call, name, mean))
     return model
 
