@@ -15,9 +15,10 @@ from torch import Tensor
 
 from flatscope.context import Context
 from flatscope.curvature.convolutions import FastConvolutions
-from flatscope.curvature.curved_operations import Bend, BendRecorder, Places, in_parts
+from flatscope.curvature.curved_operations import Bend, BendRecorder, Places
 from flatscope.curvature.output_hessian import output_root
 from flatscope.network.layer_uses import LayerRecorder, LayerUse
+from flatscope.network.program import in_parts
 from flatscope.network.watching import Rule, watched
 from flatscope.params import Params
 from flatscope.samples import Batch, Inputs, joined_inputs, moved, parts_of, rows_of_inputs

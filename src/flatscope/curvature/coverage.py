@@ -16,7 +16,7 @@ from torch import Tensor
 
 from flatscope.context import Context
 from flatscope.curvature.checked_pass import SharedPass
-from flatscope.curvature.curved_operations import BendRecorder, find_bends, in_parts
+from flatscope.curvature.curved_operations import BendRecorder, find_bends
 from flatscope.curvature.hessian_check import disagreeing_parameters
 from flatscope.curvature.memory import plan_for
 from flatscope.curvature.patches import weight_gradients
@@ -24,7 +24,7 @@ from flatscope.curvature.per_sample_gradients import Flow, matrices, scale_gradi
 from flatscope.curvature.second_derivative import refuse_wrong_second_derivative
 from flatscope.network.layer_uses import LayerRecorder, LayerUse
 from flatscope.network.linearity import Linearity
-from flatscope.network.program import Structure
+from flatscope.network.program import Structure, in_parts
 from flatscope.params import Params, add_to
 from flatscope.reading import recorded_structure
 from flatscope.samples import Inputs, parts_of

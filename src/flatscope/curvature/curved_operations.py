@@ -14,6 +14,7 @@ most of that of a product with random signs over all weights, never arises.
 from __future__ import annotations
 
 import itertools
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -25,15 +26,14 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from flatscope.context import Context
 from flatscope.curvature.random_signs import Signs
-from flatscope.network.expansions import attention_in_parts
 from flatscope.network.linearity import Linearity
 from flatscope.network.operations import TABLE
-from flatscope.network.program import Program, ProgramRecorder
-from flatscope.network.watching import Operation, Rule, is_in_place, tensors_in, watched, with_tensors, written_out
-from flatscope.params import Params
-from flatscope.samples import Inputs, axis_of_samples, cut, parts_of
+from flatscope.network.program import Program, Slot, in_parts
+from flatscope.network.watching import Operation, is_in_place, tensors_in, with_tensors
+from flatscope.samples import axis_of_samples
 
 STREAM = "columns at curved operations"
+Input = tuple[str, int, int]  # of an operation: its name, which call of that name, which tensor of the call
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Bend:
     inputs: list[Tensor]  # these, each the operation's own view
     outputs: list[GradientEdge]  # where in the graph its results stand
     entrywise: bool  # whether every entry of the one input is mapped by itself
-    places: list[tuple[str, int, int]]  # of the inputs: name, which call of that name, which tensor of the call
+    places: list[Input]
     axes: list[int]  # the axis of each input that has the samples
 
 
@@ -56,23 +56,32 @@ class Places:
     curved: frozenset[tuple[str, int]] = frozenset()  # by name, and which call of that name it is
     calls: frozenset[tuple[str, int]] = frozenset()  # all that make numbers by name, and how often each is called
     # The axis of an input that has the samples, by the place of the input, where it is not the first.
-    axes: Mapping[tuple[str, int, int], int] = field(default_factory=dict)
+    axes: Mapping[Input, int] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
         return bool(self.curved)
 
 
-def curved_places(program: Program, names: Iterable[str]) -> Places:
-    """The steps that are not piecewise linear in some of these parameters."""
+def curved_places(program: Program, names: Iterable[str]) -> tuple[Places, dict[Input, tuple[int, ...]]]:
+    """Steps that are not piecewise linear in some of these parameters, and the shapes of what enters them by place."""
     curved_steps = Linearity(program, names).curved_steps
     count, calls = Counter[str](), Counter[str]()
-    curved = set()
+    curved, shapes = set[tuple[str, int]](), dict[Input, tuple[int, ...]]()
     for step in program.steps:
-        if step.index in curved_steps:
-            curved.add((step.name, count[step.name]))
+        place = step.name, count[step.name]
         count[step.name] += 1
         calls[step.name] += any(slot.dtype.is_floating_point for slot in step.results)
-    return Places(frozenset(curved), frozenset((+calls).items()))
+        if step.index in curved_steps:
+            curved.add(place)
+            if any(slot.requires_grad for slot in step.results):
+                shapes |= {(*place, number): slot.shape for number, slot in enumerate(step.reads) if _moved(slot)}
+    return Places(frozenset(curved), frozenset((+calls).items())), shapes
+
+
+def _moved(slot: Slot) -> bool:
+    """True for a tensor that depends on parameters, and is none itself."""
+    is_parameter = slot.role is not None and slot.role.form == "whole"
+    return slot.dtype.is_floating_point and slot.requires_grad and not is_parameter
 
 
 class BendRecorder:
@@ -104,7 +113,7 @@ class BendRecorder:
         self._count[op.name] += 1
         if place not in self._places.curved:
             return op.run()
-        own, numbers, seen = list[Tensor](), list[tuple[str, int, int]](), itertools.count()
+        own, numbers, seen = list[Tensor](), list[Input](), itertools.count()
 
         def view(value: Tensor) -> Tensor:
             number = next(seen)
@@ -149,68 +158,32 @@ def _moves(value: Tensor) -> bool:
     return value.is_floating_point() and value.requires_grad and not value.is_leaf
 
 
-def in_parts(rule: Rule) -> Rule:
-    """The rule for every operation; of attention for the products and the softmax in it.
-
-    In one piece it would have a block between any two of queries, keys and values, and noise of them in every layer.
-    """
-
-    def follow(op: Operation) -> Any:
-        if op.name == "scaled_dot_product_attention":
-            with watched(rule), written_out(op.name):
-                found = attention_in_parts(*op.args, **op.kwargs)
-            if found is not NotImplemented:
-                return found
-        return rule(op)
-
-    return follow
-
-
 def find_bends(ctx: Context) -> Places | None:
     """The curved operations; None where there are none, or they cannot be followed sample by sample."""
-    inputs = ctx.problem.example()
-    n = len(parts_of(inputs)[0])
-    parts, places, outputs = (inputs, cut(inputs, 0, 1)), [], []
-    for part in parts:
-        params = {**ctx.params, **(leaves := ctx.leaves())}
-        watcher = ProgramRecorder(params, part)
-        outputs.append(output := _run(ctx, part, leaves, watcher.follow))
-        places.append(curved_places(watcher.program(output), leaves))
-    found = places[0]
-    if found != places[1] or not found:
+    program, wider = ctx.structure.program, ctx.structure.wider
+    (found, shapes), (others, more) = (curved_places(each, ctx.problem.trainable) for each in (program, wider))
+    if found != others or not shapes or shapes.keys() != more.keys():
         return None
-    shapes = []
-    for part, output in zip(parts, outputs, strict=True):
-        recorder = BendRecorder(found)
-        # An operation that writes to its input writes to a copy here: where somebody else reads that, outputs differ.
-        if not _same(_run(ctx, part, ctx.leaves(), recorder.follow), output):
-            return None
-        shapes.append(
-            {
-                place: value.shape
-                for bend in recorder.bends
-                for place, value in zip(bend.places, bend.inputs, strict=True)
-            }
-        )
-    several, one = shapes
-    if not recorder.complete or not one or several.keys() != one.keys():
+    if any(wider.n_samples * math.prod(shapes[key]) != program.n_samples * math.prod(more[key]) for key in shapes):
         return None
-    if any(shape.numel() != n * one[place].numel() for place, shape in several.items()):
+    # An operation that writes to its input writes to a copy here: where somebody else reads that, outputs differ.
+    written = {step.name for step in program.steps if step.written is not None}
+    if written & {name for name, _ in found.curved} and not _same_with_views(ctx, found):
         return None
-    axes = {place: axis_of_samples(shape, one[place]) for place, shape in several.items()}
+    axes = {place: axis_of_samples(shape, more[place]) for place, shape in shapes.items()}
     return replace(found, axes={place: axis for place, axis in axes.items() if axis})
 
 
-def _same(found: Tensor, expected: Tensor) -> bool:
-    """Whether outputs are the same but for rounding."""
+def _same_with_views(ctx: Context, places: Places) -> bool:
+    """True where outputs are the same but for rounding when curved operations have views of their own."""
+    inputs, params = ctx.problem.example(), ctx.problem.leaves()
+    with torch.enable_grad():
+        found, expected = (
+            ctx.problem.forward(inputs, params, rules=[in_parts(rule)]).detach()
+            for rule in (BendRecorder(places).follow, Operation.run)
+        )
     rounding = 1e3 * torch.finfo(expected.dtype).eps
     return bool((found - expected).abs().max() <= rounding * (1 + expected.abs().max()))
-
-
-def _run(ctx: Context, inputs: Inputs, leaves: Params, rule: Rule) -> Tensor:
-    with torch.enable_grad():
-        outputs = ctx.forward(inputs, {**ctx.params, **leaves}, [in_parts(rule)])
-    return outputs.detach()
 
 
 class BendColumns:

@@ -93,7 +93,7 @@ def sweep_plan(ctx: Context, columns: int, bent: bool = False) -> Plan:
 def _computed_bytes(ctx: Context) -> float:
     """Bytes of all numbers that are computed of one sample; infinite where an operation is not known, or not seen."""
     program = ctx.structure.program
-    if any(step.name not in TABLE for step in program.steps) or program.has_hidden_parts():
+    if any(step.reads and step.name not in TABLE for step in program.steps) or program.has_hidden_parts():
         return math.inf
     return program.held_bytes() / program.n_samples
 

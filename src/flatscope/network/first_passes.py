@@ -18,7 +18,16 @@ from flatscope.network.linearity import choice_in
 from flatscope.network.liveness import Dead, Origins, dead_in_pass, dead_steps
 from flatscope.network.plain import leave_out_dead, not_covered_if_plain, run_in_plain_words
 from flatscope.network.planned import planned
-from flatscope.network.program import Program, ProgramRecorder, Received, Recording, Structure, structure_of, two_orders
+from flatscope.network.program import (
+    Program,
+    ProgramRecorder,
+    Received,
+    Recording,
+    Structure,
+    in_parts,
+    structure_of,
+    two_orders,
+)
 from flatscope.network.surveys import Survey, Surveyed, Surveys, survey, surveyed
 from flatscope.network.watching import Rule, replay
 from flatscope.params import Params
@@ -95,7 +104,7 @@ def _first_pass(model: nn.Module, inputs: Inputs, params: Params) -> _FirstPass:
     plainly = ProgramRecorder(params, inputs, received.keep)
     with planned(model, rule), torch.enable_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about gradients, which only this pass asks for
-        outputs = output_tensor(replay(model, inputs, plainly.follow, params))
+        outputs = output_tensor(replay(model, inputs, in_parts(plainly.follow), params))
     ((meetings, own),) = rules
     program = own.program(outputs)
     free = {name: value for name, value in params.items() if value.requires_grad}

@@ -16,9 +16,21 @@ import torch
 from torch import Tensor, nn
 from torch._C import DisableTorchFunction
 
+from flatscope.network.expansions import attention_in_parts
 from flatscope.network.layer_uses import LayerUse, Role, Roles, layer_use
 from flatscope.network.products import LAYER_CALLS, WEIGHT_CALLS
-from flatscope.network.watching import Call, Operation, Rule, address_of, instances_in, is_in_place, is_question, replay
+from flatscope.network.watching import (
+    Call,
+    Operation,
+    Rule,
+    address_of,
+    instances_in,
+    is_in_place,
+    is_question,
+    replay,
+    watched,
+    written_out,
+)
 from flatscope.params import Params
 from flatscope.samples import Inputs, axis_of_samples, output_tensor, parts_of, rows_of_inputs
 
@@ -62,7 +74,7 @@ class Step(Call):
 
 @dataclass(frozen=True)
 class Program:
-    """The operations of one forward pass in order.
+    """The operations of one forward pass in order, those in attention one by one.
 
     Example:
         >>> import torch
@@ -142,8 +154,25 @@ def record(model: nn.Module, inputs: Inputs, params: Params, keep: Keep | None =
     recorder = ProgramRecorder(params, inputs, keep)
     with torch.enable_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about gradients, which only this pass asks for
-        output = output_tensor(replay(model, inputs, recorder.follow, params))
+        output = output_tensor(replay(model, inputs, in_parts(recorder.follow), params))
     return recorder.program(output)
+
+
+def in_parts(rule: Rule) -> Rule:
+    """The rule for every operation; of attention for the products and the softmax in it.
+
+    In one piece it would have a block between any two of queries, keys and values, and noise of them in every layer.
+    """
+
+    def follow(op: Operation) -> Any:
+        if op.name == "scaled_dot_product_attention":
+            with watched(rule), written_out(op.name):
+                found = attention_in_parts(*op.args, **op.kwargs)
+            if found is not NotImplemented:
+                return found
+        return rule(op)
+
+    return follow
 
 
 Keep = Callable[[Step, Operation, Any], None]
