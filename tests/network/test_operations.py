@@ -216,6 +216,21 @@ def moves(name: str, use: Use) -> Iterator[str]:
         yield f"only moves entries: {true}"
 
 
+def kinks(name: str, use: Use) -> Iterator[str]:
+    """Whether slopes differ from place to place where the operation is piecewise linear."""
+    slopes = [observed(other).slopes for other in EXAMPLES[name]]
+    true = any(float((some - some[:1]).abs().max()) > 1e-6 for some in slopes)
+    if _shows_kinks(name, slopes) and TABLE[name].kinks != true:
+        yield f"its slope jumps: {true}"
+
+
+def _shows_kinks(name: str, slopes: list[Tensor]) -> bool:
+    """True where kinks are all that slopes can differ by: nothing is curved, and no mask or truth value decides."""
+    decided = name in ("where", "masked_fill") or name.startswith("max_unpool")
+    by_truth = any(observed(other).by_truth for other in EXAMPLES[name])
+    return TABLE[name].linear == PIECES and not decided and not by_truth and any(some.any() for some in slopes)
+
+
 Check = Callable[[str, Use], Iterator[str]]
 CHECKS: dict[str, Check] = {
     "linear": linear,
@@ -226,6 +241,7 @@ CHECKS: dict[str, Check] = {
     "creates": creates,
     "identity": identity,
     "moves": moves,
+    "kinks": kinks,
 }
 
 
@@ -384,6 +400,8 @@ def changes(name: str, meaning: Meaning) -> Iterator[tuple[str, str, Meaning]]:
             yield "stretch", f"times {factor}", replace(meaning, stretch=longer(meaning.stretch, factor))
         if meaning.paths is not None:
             yield "paths", f"times {factor}", replace(meaning, paths=heavier(meaning.paths, factor))
+    if _shows_kinks(name, [observed(use).slopes for use in EXAMPLES[name]]):
+        yield "kinks", "the contrary", replace(meaning, kinks=not meaning.kinks)
     for field in ("creates", "identity", "moves"):
         if not (field == "moves" and meaning.identity):  # of what changes nothing both are true
             yield field, "the contrary", replace(meaning, **{field: not getattr(meaning, field)})

@@ -20,6 +20,8 @@ from flatscope.curvature.hessian_products import Product
 from flatscope.curvature.operators import BatchLoss, CurvatureOperator
 from flatscope.errors import NotApplicable, NumericalWarning
 from flatscope.formatting import number, some_of
+from flatscope.network.operations import TABLE
+from flatscope.network.program import Step
 from flatscope.params import Params
 from flatscope.samples import Batch
 
@@ -27,12 +29,8 @@ from flatscope.samples import Batch
 # central difference errs by h² and by rounding over h: the cube root of the rounding is best, up to what is curved.
 STEPS = {torch.float64: 1e-5, torch.float32: 3e-3}
 RATIO = 0.5
-_WITH_KINKS = """
-    relu leaky_relu prelu rrelu relu6 hardtanh hardswish hardsigmoid hardshrink softshrink threshold selu abs sign clamp
-    clamp_min clamp_max maximum minimum fmax fmin max min max_pool1d max_pool2d max_pool3d adaptive_max_pool1d amax amin
-    adaptive_max_pool2d adaptive_max_pool3d topk sort median where round floor ceil
-"""
-KINKS = frozenset(_WITH_KINKS.split())
+# Operations that the table does not know whose slopes jump.
+_OTHER_KINKS = ("topk", "sort", "median", "round", "floor", "ceil")
 
 
 class FiniteDifferences(CurvatureOperator):
@@ -66,7 +64,7 @@ class FiniteDifferences(CurvatureOperator):
         self.step = STEPS.get(ctx.problem.dtype, STEPS[torch.float32]) if step is None else step
         self._at = self.step
         self._length = max(float(sum(ctx.params[name].double().square().sum() for name in self.names)) ** 0.5, 1e-12)
-        self.kinks = sorted({step.place for step in ctx.structure.program.steps if step.name in KINKS})
+        self.kinks = sorted({step.place for step in ctx.structure.program.steps if _has_kinks(step)})
         if self.kinks:
             text = (
                 f"finite differences count the kinks that a step crosses ({some_of(self.kinks, 3)}): they are another "
@@ -145,3 +143,8 @@ class FiniteDifferences(CurvatureOperator):
 
     def _batch_product(self, outputs: Tensor, params: list[Tensor], loss: BatchLoss) -> Product:
         raise AssertionError("differences need no graph of a batch")
+
+
+def _has_kinks(step: Step) -> bool:
+    meaning = TABLE.get(step.name)
+    return step.name in _OTHER_KINKS if meaning is None else meaning.kinks

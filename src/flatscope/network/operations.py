@@ -31,7 +31,8 @@ class Meaning:
     linear: str = CURVED  # what it is as a function of its tensors
     paths: path_rules.Rule | None = None  # what it does to sums over paths; None: there are none through it
     stretch: stretch_rules.Rule | None = None  # how far it can stretch; None: unknown, unless `slope` says it
-    slope: float | None = None  # largest slope of a smooth function that is the same for every entry
+    slope: float | None = None  # largest slope of a function that is the same for every entry
+    kinks: bool = False  # whether its slope jumps somewhere, which a finite difference counts
     creates: bool = False  # whether it takes no more than shape and type from its tensors
     identity: bool = False  # whether it changes nothing but type, place or memory (dropout is off)
     moves: bool = False  # whether entries only change places, are repeated or dropped
@@ -45,18 +46,19 @@ class Meaning:
 MOVE = Meaning(scales.move, PIECES, path_rules.move, stretch_rules.move, moves=True, takes_vectors=True)
 KEEP = Meaning(scales.keep, PIECES, path_rules.same, stretch_rules.entrywise, writes_safely=True)
 SAME = replace(KEEP, identity=True)
+RECTIFY = replace(KEEP, kinks=True)
 CAST = replace(SAME, scale=scales.cast, paths=path_rules.cast, writes_safely=False)
-LEAKY = replace(KEEP, paths=path_rules.leaky, stretch=stretch_rules.leaky)
+LEAKY = replace(RECTIFY, paths=path_rules.leaky, stretch=stretch_rules.leaky)
 BEND = Meaning(scales.bend)
 CREATE = Meaning(scales.create, PIECES, creates=True)
 LAYER = Meaning(None, PRODUCT, path_rules.layer, stretch_rules.layer)
 POOL = Meaning(scales.pool, PIECES)
-MAX_POOL = replace(POOL, paths=path_rules.max_pool, stretch=stretch_rules.max_pool)
+MAX_POOL = replace(POOL, paths=path_rules.max_pool, stretch=stretch_rules.max_pool, kinks=True)
 AVERAGE_POOL = replace(POOL, paths=path_rules.average_pool, stretch=stretch_rules.linear_pool)
 ADD = Meaning(scales.add, PIECES, path_rules.add, stretch_rules.add, takes_vectors=True, writes_safely=True)
-EXTREME = Meaning(scales.add, PIECES, path_rules.maximum, stretch_rules.maximum, takes_vectors=True)
+EXTREME = Meaning(scales.add, PIECES, path_rules.maximum, stretch_rules.maximum, kinks=True, takes_vectors=True)
 REDUCE = Meaning(scales.reduce, PIECES, path_rules.sum_paths, stretch_rules.sum_entries)
-BOUND = Meaning(scales.one_sided, PIECES, path_rules.one_sided, stretch_rules.entrywise)
+BOUND = Meaning(scales.one_sided, PIECES, path_rules.one_sided, stretch_rules.entrywise, kinks=True)
 COMPARE = Meaning(scales.compare, PIECES)
 MATRIX = Meaning(scales.matrix_product, PRODUCT, path_rules.matrix_product, stretch_rules.matrix_product)
 MULTIPLY = Meaning(
@@ -94,7 +96,8 @@ TABLE: dict[str, Meaning] = {
             MOVE, scale=scales.masked_fill, paths=path_rules.masked_fill, stretch=stretch_rules.entrywise, moves=False
         ),
     ),
-    **_each("relu abs neg", KEEP),
+    **_each("relu abs", RECTIFY),
+    **_each("neg", KEEP),
     **_each("positive requires_grad alias", replace(SAME, writes_safely=False)),
     **_each("dropout dropout1d dropout2d dropout3d alpha_dropout feature_dropout feature_alpha_dropout", SAME),
     **_each("contiguous clone", replace(SAME, paths=path_rules.copied, writes_safely=False)),
@@ -103,18 +106,20 @@ TABLE: dict[str, Meaning] = {
     **_each("prelu", replace(LEAKY, scale=scales.prelu, linear=PRODUCT, takes_vectors=True, writes_safely=False)),
     **_each("clamp clamp_min clamp_max", replace(BOUND, writes_safely=True)),
     **_each("threshold", replace(BOUND, scale=scales.threshold, stretch=None)),
-    **_each("relu6 hardtanh", replace(BEND, linear=PIECES, slope=1.0, writes_safely=True)),
-    **_each("softshrink hardshrink", replace(BEND, linear=PIECES)),
+    **_each("relu6 hardtanh", replace(BEND, linear=PIECES, slope=1.0, kinks=True, writes_safely=True)),
+    **_each("softshrink", replace(BEND, linear=PIECES, slope=1.0, kinks=True)),
+    **_each("hardshrink", replace(BEND, linear=PIECES, kinks=True)),
     **{name: replace(BEND, slope=slope) for name, slope in SLOPES.items()},
-    **_each("elu selu celu mish exp expm1 log log1p sqrt rsqrt square pow rpow rdiv reciprocal erf", BEND),
-    **_each("sign", replace(BEND, linear=PIECES)),
+    **_each("elu celu mish exp expm1 log log1p sqrt rsqrt square pow rpow rdiv reciprocal erf", BEND),
+    **_each("selu", replace(BEND, kinks=True)),
+    **_each("sign", replace(BEND, linear=PIECES, kinks=True)),
     **_each("add sub", ADD),
     **_each("maximum minimum fmax fmin", EXTREME),
     **_each("where", replace(EXTREME, scale=scales.where, paths=None, stretch=None)),
     **_each("mul", MULTIPLY),
     **_each("div", replace(MULTIPLY, scale=scales.divide, linear=RATIO)),
     **_each("sum mean", REDUCE),
-    **_each("amax amin max min", replace(REDUCE, paths=path_rules.maximum, stretch=stretch_rules.maximum)),
+    **_each("amax amin max min", replace(REDUCE, paths=path_rules.maximum, stretch=stretch_rules.maximum, kinks=True)),
     **_each("gt lt ge le eq ne", COMPARE),
     **_each(
         """zeros_like ones_like empty_like full_like rand_like randn_like new_zeros new_ones new_empty new_full
