@@ -115,16 +115,26 @@ REPEATED_MODULES = {"pac_bayes"}
 # Numbers of one algorithm alone stand with it in `curvature`: steps of differences, tolerances of checks, roundings.
 # What decides between ways, or ends draws, is a field of `flatscope.limits.Limits`.
 LOCAL_NUMBERS = {
+    # In network/: codes, where a softplus is straight, and how far searches and comparisons go.
+    "jumps": {"_SMOOTH"},
+    "program": {"NO_MEMORY"},
+    "singular_values": {"TOLERANCE", "ROUGH_TOLERANCE", "ROUGH_BASIS", "BASIS", "MATRIX_TOLERANCE", "MATRIX_BASIS"},
+    "ties": {"ZERO", "CONSTANT"},
+    "watching": {"_LOW_PRECISION"},
+    # In decisions/: what is asked for, and what headlines and pictures show.
+    "allocation": {"TIE"},
+    "changes": {"LEAST_BITS", "MOST_BITS"},
+    "forecast": {"FAILS", "MOST_NAMED", "WIDE"},
+    "sensitivity": {"RESOLVED", "CURVE_POINTS"},
+    # In curvature/: numbers of one algorithm, and of the checks.
     "brackets": {"UNSEEN", "ROUNDINGS", "STEPS"},
     "convolutions": {"OUTPUT", "INPUT", "WEIGHT"},
     "coverage": {"CHECKED_SAMPLES"},
     "lanczos": {"SUMMED_TOGETHER"},
-    "per_sample_gradients": {"GRADIENT_BYTES"},
     "checked_pass": {"PROBED_SAMPLES", "CANDIDATES", "STEP"},
     "hessian_check": {"TOLERANCE", "TOGETHER", "ROUNDING", "NOTHING"},
     "second_derivative": {"ATTEMPTS", "SAMPLES", "SPREADS", "ROUNDING"},
     "random_signs": {"_FIRST", "_SECOND", "_STEP"},
-    "spectrum": {"WIDEST", "LARGE", "COARSE", "LEAST_STEPS", "HIDDEN_STEPS", "SETTLED_STEPS", "HIDDEN"},
     "linear_systems": {"NOISE"},
     "finite_differences": {"RATIO"},
 }
@@ -423,9 +433,10 @@ def numbers_of(tree: ast.Module) -> set[str]:
 NUMERIC = ast.Tuple | ast.BinOp | ast.UnaryOp | ast.operator | ast.unaryop | ast.expr_context
 
 
-def test_what_decides_in_curvature_stands_in_limits() -> None:
+def test_what_decides_how_curvature_is_found_stands_in_limits() -> None:
     """No threshold that steers a choice, or ends a loop, is a constant of a module."""
-    files = {path.stem: path for path in sorted((SOURCE / "curvature").glob("*.py"))}
+    folders = [SOURCE / name for name in ("network", "curvature", "decisions")]
+    files = {path.stem: path for folder in folders for path in sorted(folder.glob("*.py")) if path.stem != "__init__"}
     found = {stem: numbers_of(tree_of(path)) for stem, path in files.items()}
     assert {stem: names for stem, names in found.items() if names} == LOCAL_NUMBERS
     assert numbers_of(ast.parse("A, B = 2, 3 * 4\nC: int = -1\nD = 'x'\nE = range(3)\nF = f(2)")) == set("ABCE")

@@ -24,6 +24,7 @@ from flatscope import measuring, planning, progress, registry
 from flatscope.context import Context, make_effort
 from flatscope.curvature.columns import column_sweep
 from flatscope.errors import NotApplicable
+from flatscope.limits import STANDARD
 from flatscope.measures.psi_flatness import path_coordinates
 from flatscope.network import singular_values
 from flatscope.planning import make_schedule, units
@@ -297,7 +298,7 @@ def test_path_coordinates_are_given_up_between_their_parts(clock: Clock) -> None
 
 
 def test_a_search_for_a_norm_is_given_up_between_products(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    side = singular_values.LARGEST_DENSE + 10
+    side = STANDARD.decomposed_matrix + 10
 
     def slow_operator(shape: tuple[int, int], matvec: Any, dtype: Any) -> LinearOperator:
         def product(vector: Any) -> Any:

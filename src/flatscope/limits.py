@@ -107,9 +107,26 @@ class Limits:
     most_block_columns: int = 256
     columns_per_layer: int = 3
 
+    # --- Searches for eigenvalues and norms (`flatscope.curvature.spectrum`, `flatscope.network.singular_values`)
     # Matrices of so many rows are written out: all their eigenvalues cost less than a search.
     dense_matrix: int = 256
-    # As many at most where an inverse is wanted, which draws tell with far more noise than one eigenvalue.
+    # The most vectors that a Krylov space holds before it is restarted, and the length from which on they are held in
+    # float32 where digits of that are enough: they then take more time and memory than their last digits are worth.
+    krylov_vectors: int = 128
+    long_vector: int = 2**20
+    coarse_tolerance: float = 1e-4
+    # No search for eigenvalues behind the outermost ends before so many products: of these a small residual tells of
+    # some eigenvalue near, not of which. One below this share of the largest lies where a random vector mostly lies:
+    # it is found after so many products, when it has not moved over the last ones.
+    least_steps: int = 8
+    hidden_share: float = 0.1
+    hidden_steps: int = 20
+    settled_steps: int = 5
+    # Matrices with so many rows or columns are decomposed for their norm, as are larger ones after a restart of the
+    # search for each so many rows: that takes the time of about a third as many products as there are rows.
+    decomposed_matrix: int = 512
+    rows_a_restart: int = 60
+    # As many rows at most where an inverse is wanted, which draws tell with far more noise than one eigenvalue.
     inverted_matrix: int = 1024
     # Units of a network with branches, each of whose rescalings takes a product of its own (`psi_trace`).
     few_units: int = 64
@@ -118,6 +135,17 @@ class Limits:
     output_draws: int = 64
     # A loss of one's own with more outputs is not written out: its Hessian takes outputs² numbers for each sample.
     dense_outputs: int = 64
+
+    # --- Decisions (`flatscope.decisions`)
+    # Changes of the weights that one sweep predicts, and those that are measured between two looks at the clock.
+    predicted_together: int = 1024
+    measured_together: int = 32
+    # Products for the traces of layers that columns do not give: these only rank the layers.
+    ranking_products: int = 256
+    # Relative error of the diagonal by which pruning ranks weights: their values span many orders of magnitude.
+    ranking_precision: float = 0.1
+    # Groups of samples, from whose spread errors come where values of single samples are not known.
+    error_groups: int = 16
 
     # --- Memory (`flatscope.curvature.memory`): one budget, of which every kind of pass has its share
     # One batch of a sweep. On a CPU what fits the caches: more is slower there.
@@ -135,6 +163,8 @@ class Limits:
     large_batch: int = GIB
     # What stays between passes: graphs of batches, pieces of layers' blocks, a basis that deflates.
     kept_memory: MemoryShare = MemoryShare(asked=0.25, free=0.125, least=GIB)
+    # Gradients of single samples that are formed together: what the caches of a CPU hold.
+    gradient_bytes: int = 16 * MIB
     # Vectors that are multiplied together.
     block_memory: MemoryShare = MemoryShare(asked=0.25, free=0.125, least=256 * MIB)
     # What is known of lines through weight space; activations need as much again.

@@ -11,12 +11,12 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 import flatscope as fs
-from flatscope.curvature import spectrum
 from flatscope.curvature.brackets import UNSEEN, ends, log_least_part, rounding
 from flatscope.curvature.lanczos import Krylov
 from flatscope.curvature.spectrum import Search, Wanted, extreme_eigenpairs
 from flatscope.curvature.symmetric_operator import SymmetricOperator
 from flatscope.formatting import within
+from flatscope.limits import STANDARD
 from flatscope.measures import weight_flatness
 from flatscope.planning import make_schedule
 from flatscope.registry import declarations
@@ -89,7 +89,7 @@ def test_the_chance_is_used_up_where_a_direction_is_alone() -> None:
 def test_intervals_become_narrow_and_stay_right_over_restarts(monkeypatch: pytest.MonkeyPatch) -> None:
     values = SPECTRA["one just above the bulk"]
     for width in (20, 128):
-        monkeypatch.setattr(spectrum, "WIDEST", width)
+        monkeypatch.setitem(vars(STANDARD), "krylov_vectors", width)
         found, missed = [], 0
         for seed in range(25):
             search = Search(SIZE, torch.Generator().manual_seed(seed), Wanted(1, 1, 1e-4))

@@ -16,7 +16,6 @@ from torch.nn import functional
 import flatscope as fs
 from flatscope.context import Context
 from flatscope.curvature import layer_products as blocks
-from flatscope.curvature import per_sample_gradients
 from flatscope.curvature.columns import column_sweep
 from flatscope.curvature.coverage import not_covered_by_columns
 from flatscope.curvature.layer_directions import LayerDirections
@@ -277,7 +276,7 @@ def test_softmax_columns_multiply_to_the_hessian() -> None:
 def test_many_columns_go_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     expected = fs.measure(mlp().problem(), ["layer_trace", "rho_unit"]).to_frame()
     monkeypatch.setitem(vars(STANDARD), "most_columns_together", 1)
-    monkeypatch.setattr(per_sample_gradients, "GRADIENT_BYTES", 1)
+    monkeypatch.setitem(vars(STANDARD), "gradient_bytes", 1)
     monkeypatch.setitem(vars(STANDARD), "sweep_memory", MemoryShare(1.0, 0.5, 1))
     found = fs.measure(mlp().problem(), ["layer_trace", "rho_unit"]).to_frame()
     torch.testing.assert_close(torch.tensor(found["value"]), torch.tensor(expected["value"]), rtol=1e-12, atol=1e-16)

@@ -20,10 +20,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import flatscope as fs
+from flatscope.limits import STANDARD
 from flatscope.measures.lipschitz import rows_of
 from flatscope.measures.margins import from_log, order_statistic
 from flatscope.measures.path_norms import log_output_path_norms
-from flatscope.network.singular_values import LARGEST_DENSE, operator_norm
+from flatscope.network.singular_values import operator_norm
 from flatscope.registry import declarations
 
 CPU = torch.device("cpu")
@@ -167,7 +168,7 @@ def test_the_margin_is_an_order_statistic(m: int, epsilon: float) -> None:
 def test_convolution_as_operator_against_the_written_out_matrix(stride: int, padding: int, size: int) -> None:
     torch.manual_seed(stride + 2 * padding)
     conv = nn.Conv2d(4, 5, 3, stride, padding, bias=False).double()
-    assert (4 * size * size > LARGEST_DENSE) == (size == 12)  # both ways of computing it
+    assert (4 * size * size > STANDARD.decomposed_matrix) == (size == 12)  # both ways of computing it
     x = torch.randn(2, 4, size, size, dtype=torch.float64)
     model = nn.Sequential(conv, nn.Flatten())
     problem = fs.Problem(model, train=(x, torch.zeros(2, model(x).shape[1], dtype=torch.float64)), loss="mse")

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from flatscope.errors import NotApplicable
-from flatscope.network.singular_values import LARGEST_DENSE, matrix_norm, operator_norm
+from flatscope.limits import STANDARD
+from flatscope.network.singular_values import matrix_norm, operator_norm
 
-SIDE = LARGEST_DENSE + 60
+SIDE = STANDARD.decomposed_matrix + 60
 
 
 def with_values(values: Tensor) -> Tensor:

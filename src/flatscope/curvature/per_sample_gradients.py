@@ -25,10 +25,9 @@ from flatscope.curvature.patches import (
     weight_gradients,
     weighted_inputs,
 )
+from flatscope.limits import STANDARD
 from flatscope.network.layer_uses import LayerUse
 from flatscope.params import Params
-
-GRADIENT_BYTES = 16 * 2**20
 
 
 @dataclass(frozen=True)
@@ -179,7 +178,7 @@ def _by_gradients(flow: Flow, u: Tensor, s: Tensor, weight: Tensor, matrix: Tens
 
 def _formed(flow: Flow, u: Tensor, s: Tensor, weight: Tensor) -> Iterator[tuple[slice, Tensor]]:
     """Gradients (n, k, *) in the weight's layout, of some samples at a time."""
-    step = max(1, GRADIENT_BYTES // (s.shape[1] * weight.numel() * weight.element_size()))
+    step = max(1, STANDARD.gradient_bytes // (s.shape[1] * weight.numel() * weight.element_size()))
     for start in range(0, len(u), step):
         part = slice(start, start + step)
         yield part, weight_gradients(u[part], s[part], flow.kind)

@@ -21,16 +21,6 @@ from flatscope.curvature.symmetric_operator import SymmetricOperator
 from flatscope.errors import InputError, NotApplicable, NumericalWarning
 from flatscope.limits import STANDARD
 
-WIDEST = 128
-# Above this size the vectors take more time and memory than their last digits are worth at a coarse tolerance.
-LARGE = 2**20
-COARSE = 1e-4
-# The outermost eigenvalue is found when its bracket is narrow. Of those behind it a small residual tells of some
-# eigenvalue near, not of which: no search for them ends before so many products, and one that is small beside others
-# must also have come to rest, since a random vector lies mostly in the cloud around zero.
-LEAST_STEPS, HIDDEN_STEPS, SETTLED_STEPS = 8, 20, 5
-HIDDEN = 0.1
-
 Multiply = Callable[[dict[str, Tensor]], Mapping[str, Tensor]]
 
 
@@ -128,16 +118,16 @@ class RitzValues(NamedTuple):
         outermost = torch.zeros(wanted.number, dtype=torch.bool)
         outermost[: min(wanted.top, 1)] = True
         outermost[wanted.number - min(wanted.bottom, 1) :] = True
-        inner = found & (self.products >= LEAST_STEPS) & self._at_rest(wanted, least, before)
+        inner = found & (self.products >= STANDARD.least_steps) & self._at_rest(wanted, least, before)
         return torch.where(outermost, found & (high - low <= least), inner)
 
     def _at_rest(self, wanted: Wanted, least: Tensor, before: list[RitzValues]) -> Tensor:
         """Which of the wanted Ritz values are not small beside others, or no longer move."""
         values = wanted.of(self.values)
-        large = values.abs() >= HIDDEN * float(self.values.abs().max())
-        earlier = min(self.products - SETTLED_STEPS, 0.8 * self.products)
+        large = values.abs() >= STANDARD.hidden_share * float(self.values.abs().max())
+        earlier = min(self.products - STANDARD.settled_steps, 0.8 * self.products)
         older = [look.values for look in before if look.products <= earlier and len(look.values) >= wanted.number]
-        if self.products < HIDDEN_STEPS or not older:
+        if self.products < STANDARD.hidden_steps or not older:
             return large
         return large | ((values - wanted.of(older[-1])).abs() <= least)
 
@@ -177,7 +167,7 @@ class Search:
             return
         start = random_start(size, generator, device, wanted.tolerance)
         room = allowed(STANDARD.krylov_memory, start.device) // (max(size, together) * start.element_size())
-        self._space = Krylov(start, max(2 * wanted.number + 16, min(WIDEST, room)), generator)
+        self._space = Krylov(start, max(2 * wanted.number + 16, min(STANDARD.krylov_vectors, room)), generator)
         self.newest = self._space.newest
 
     def take(self, product: Tensor) -> None:
@@ -320,7 +310,7 @@ def random_start(size: int, generator: torch.Generator, device: torch.device | s
 
 def krylov_dtype(size: int, tolerance: float) -> torch.dtype:
     """The numbers that a Krylov space is held in: float32 where vectors are long and the tolerance coarse."""
-    return torch.float32 if size > LARGE and tolerance >= COARSE else torch.float64
+    return torch.float32 if size > STANDARD.long_vector and tolerance >= STANDARD.coarse_tolerance else torch.float64
 
 
 def lanczos_quadrature(
@@ -347,7 +337,7 @@ def lanczos_quadrature(
 
 def krylov_space(operator: SymmetricOperator, generator: torch.Generator, steps: int) -> Krylov:
     """The space of some products from a random start, or of fewer where it is closed before."""
-    start = random_start(operator.size, generator, operator.device, COARSE)
+    start = random_start(operator.size, generator, operator.device, STANDARD.coarse_tolerance)
     space = Krylov(start, steps, generator)
     while not (space.full or space.closed):
         space.take(checked_finite(operator @ space.newest))

@@ -26,8 +26,6 @@ from flatscope.params import Params
 from flatscope.samples import Batch, cut
 from flatscope.sampling import TIME_IS_UP, Sampler, out_of_time, sample_until
 
-LEAST_GROUPS = 16  # of samples, from whose spread the error comes where single samples' values are not known
-
 
 @dataclass(frozen=True)
 class Predicted:
@@ -180,7 +178,7 @@ def _by_products(ctx: Context, steps: Steps) -> dict[Hashable, Uncertain]:
 
 def group_size(ctx: Context) -> int:
     """Samples of a group, of which there are enough to tell an error from their spread."""
-    return max(1, min(batch_size(ctx), ctx.problem.batch_size, ctx.problem.n_train // LEAST_GROUPS))
+    return max(1, min(batch_size(ctx), ctx.problem.batch_size, ctx.problem.n_train // ctx.effort.limits.error_groups))
 
 
 def _group_rises(ctx: Context, batch: Batch, steps: Steps, names: Collection[str]) -> Iterator[tuple[Hashable, Tensor]]:

@@ -32,10 +32,6 @@ from flatscope.registry import Value
 from flatscope.result import columns_of
 from flatscope.sampling import out_of_time
 
-MOST_STEPS = 1024  # that one sweep predicts
-MOST_MEASURED = 32  # between two looks at the clock
-MOST_PRODUCTS = 256  # for traces that the columns do not give
-SALIENCY = 0.1  # relative error of the diagonal by which OBD ranks weights: their values span many orders
 LATE = "not measured: the time was up"
 
 
@@ -118,8 +114,9 @@ def _found(
         for group in _groups(ctx, tasks):
             steps = {} if out_of_time(ctx) else _steps(ctx, group, rule)
             rises: dict[Any, Uncertain] = {}
-            for start in range(0, len(steps), MOST_MEASURED):
-                part = group[start : start + MOST_MEASURED]
+            at_once = ctx.effort.limits.measured_together
+            for start in range(0, len(steps), at_once):
+                part = group[start : start + at_once]
                 rises |= rises_in_time(ctx, {task.key: steps[task.key] for task in part}, trapezoid=trapezoid)
                 advance(len(part), note=part[-1].layer.name)
             steps = {key: step for key, step in steps.items() if (key, "rise") in rises}
@@ -165,7 +162,7 @@ def _groups(ctx: Context, tasks: Sequence[Task]) -> list[list[Task]]:
     for task in tasks:
         value = ctx.params[task.layer.weight]
         size = value.numel() * value.element_size()
-        if groups[-1] and (held + size > most or len(groups[-1]) >= MOST_STEPS):
+        if groups[-1] and (held + size > most or len(groups[-1]) >= ctx.effort.limits.predicted_together):
             groups.append([])
             held = 0
         groups[-1].append(task)
@@ -196,12 +193,12 @@ def _step(ctx: Context, task: Task, rule: Rounding) -> Tensor:
 def _saliency_diagonals(ctx: Context) -> dict[str, Tensor]:
     """Gauss-Newton diagonals of the layers' weights."""
     names = [layer.weight for layer in ctx.network]
-    precision = ctx.effort.precision and max(ctx.effort.precision, SALIENCY)
+    precision = ctx.effort.precision and max(ctx.effort.precision, ctx.effort.limits.ranking_precision)
     return output_diagonals(ctx, names, "gauss_newton", precision).values
 
 
 def _traces(ctx: Context) -> dict[str, Value]:
-    return ctx.cached(layer_trace, most_products=MOST_PRODUCTS)
+    return ctx.cached(layer_trace, most_products=ctx.effort.limits.ranking_products)
 
 
 def _tried(work: Any) -> tuple[Any, str]:

@@ -10,7 +10,7 @@ from flatscope.context import Context
 from flatscope.curvature.brackets import rounding
 from flatscope.curvature.layer_products import LayerBlocks
 from flatscope.curvature.operators import CurvatureOperator, curvature_operator
-from flatscope.curvature.spectrum import COARSE, Eigenpair, Search, Wanted, extreme_eigenpairs, in_full, side_by_side
+from flatscope.curvature.spectrum import Eigenpair, Search, Wanted, extreme_eigenpairs, in_full, side_by_side
 from flatscope.errors import refuse_unless_whole
 from flatscope.isolation import coarse_products
 from flatscope.measures.layer_values import (
@@ -176,7 +176,7 @@ def _remarks(ctx: Context, weight: str) -> str:
 
 def eigen_tolerance(ctx: Context, given: float | None) -> float:
     """The accuracy of an eigensolver that is asked for, or that the call's precision asks for."""
-    return min(1e-3, max(ctx.effort.precision / 20, COARSE)) if given is None else given
+    return min(1e-3, max(ctx.effort.precision / 20, ctx.effort.limits.coarse_tolerance)) if given is None else given
 
 
 def accepted(ctx: Context, tolerance: float | None) -> float:
@@ -218,7 +218,7 @@ def whole_spectrum(ctx: Context, coarse: bool = False) -> tuple[CurvatureOperato
     del coarse
     operator = curvature_operator(ctx, ctx.problem.trainable)
     generator = ctx.generator("hessian eigenvalues")
-    return operator, Search(operator.size, generator, Wanted(1, 1, COARSE), operator.device)
+    return operator, Search(operator.size, generator, Wanted(1, 1, ctx.effort.limits.coarse_tolerance), operator.device)
 
 
 def as_value(ctx: Context, pair: Eigenpair, largest: float, matrix: str = "") -> Value:

@@ -12,12 +12,13 @@ import torch
 from scipy.sparse.linalg import ArpackError, LinearOperator, eigsh
 from torch import Tensor
 
+from flatscope.limits import STANDARD
+
 Vector = np.ndarray[Any, Any]
 Product = Callable[[Vector], Vector]
 # What is called before every product of a search: it raises where there is no time for another.
 Check = Callable[[], None]
 
-LARGEST_DENSE = 512
 # Residual over eigenvalue: the relative error of the eigenvalue is at most that, and of the order of its square over
 # the relative gap to the next one. Top values often come in pairs (the two phases of a wave) that hardly differ: no
 # finer tolerance tells them apart within reasonable time, and it would not change the value.
@@ -30,9 +31,6 @@ ROUGH_BASIS, BASIS = 40, 10
 # values lie within that of the largest, and the search, which starts anew from a random vector in double precision,
 # takes a tenth of its time.
 MATRIX_TOLERANCE, MATRIX_BASIS = 1e-8, 20
-# Restarts, each of MATRIX_BASIS - 1 products at most, after which a decomposition is cheaper: it takes the time of
-# about a third as many products as the matrix has rows.
-RESTARTED_ROWS = 60
 
 
 def matrix_norm(matrix: Tensor, check: Check | None = None) -> float:
@@ -43,7 +41,7 @@ def matrix_norm(matrix: Tensor, check: Check | None = None) -> float:
         check: called before every product of a search, and before a decomposition that takes long.
     """
     matrix = matrix.detach().double()
-    if min(matrix.shape[-2:]) <= LARGEST_DENSE or not bool(matrix.isfinite().all()):
+    if min(matrix.shape[-2:]) <= STANDARD.decomposed_matrix or not bool(matrix.isfinite().all()):
         return _decomposed(matrix)
     return max(_searched(each, check) for each in matrix.reshape(-1, *matrix.shape[-2:]))
 
@@ -67,7 +65,8 @@ def _searched(matrix: Tensor, check: Check | None) -> float:
         return image
 
     try:
-        top = _top_eigenpair(product, _start(rows), MATRIX_TOLERANCE, MATRIX_BASIS, max(10, rows // RESTARTED_ROWS))[0]
+        restarts = max(10, rows // STANDARD.rows_a_restart)
+        top = _top_eigenpair(product, _start(rows), MATRIX_TOLERANCE, MATRIX_BASIS, restarts)[0]
     except ArpackError:  # none found: many singular values that hardly differ from the largest
         if check is not None:
             check()
@@ -90,7 +89,7 @@ def operator_norm(
         check: called before every product of a search.
     """
     n = math.prod(shape)
-    if n <= LARGEST_DENSE:
+    if n <= STANDARD.decomposed_matrix:
         columns = torch.eye(n, dtype=torch.float64, device=device).reshape(n, *shape)
         return matrix_norm(apply(columns).flatten(1))
 

@@ -11,9 +11,10 @@ from flatscope.context import Context, make_effort
 from flatscope.curvature.brackets import rounding
 from flatscope.curvature.finite_differences import FiniteDifferences
 from flatscope.curvature.operators import CurvatureOperator, GaussNewton, Hessian, curvature_operator
-from flatscope.curvature.spectrum import COARSE, Wanted, extreme_eigenpairs, krylov_dtype, lanczos_quadrature
+from flatscope.curvature.spectrum import Wanted, extreme_eigenpairs, krylov_dtype, lanczos_quadrature
 from flatscope.errors import InputError, refuse_unknown
 from flatscope.isolation import own_settings
+from flatscope.limits import STANDARD
 from flatscope.problem import Problem
 from flatscope.spectra.density import SpectralDensity
 from flatscope.spectra.eigenpairs import Eigenpairs
@@ -185,7 +186,7 @@ def spectral_density(
     generator = ctx.generator(f"spectral density {curvature} {layer or ''}")
     found = lanczos_quadrature(operator, generator, steps=steps, draws=draws)
     largest = max(float(each.nodes.abs().max()) for each in found)
-    moved = rounding(largest, problem.dtype, krylov_dtype(operator.size, COARSE))
+    moved = rounding(largest, problem.dtype, krylov_dtype(operator.size, STANDARD.coarse_tolerance))
     if isinstance(operator, FiniteDifferences):
         moved = max(moved, operator.spread * largest)
     return SpectralDensity(
