@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from flatscope.errors import InputError, first_line
 from flatscope.loss import Loss
-from flatscope.network.passes import held_by, keep_out, put_back
+from flatscope.network.passes import graph_nodes, held_by, keep_out, put_back
 from flatscope.samples import Batch, Inputs, copies, cut, parts_of
 
 CHANNELS = (1, 3, 4)  # of images
@@ -82,12 +82,8 @@ def refuse_hidden_uses(model: nn.Module, outputs: Tensor) -> None:
 
 def _refuse_parameters_of_others(model: nn.Module, total: Tensor) -> None:
     """Raise where outputs depend on parameters that this model does not own, as where a closure holds another model."""
-    own, nodes, seen = set(map(id, model.parameters())), [total.grad_fn], set()
-    while nodes:
-        node = nodes.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
+    own = set(map(id, model.parameters()))
+    for node in graph_nodes([total.grad_fn]):
         leaf = getattr(node, "variable", None)
         if isinstance(leaf, nn.Parameter) and id(leaf) not in own:
             got = f"one of shape {tuple(leaf.shape)} that no module of it has"
@@ -96,7 +92,6 @@ def _refuse_parameters_of_others(model: nn.Module, total: Tensor) -> None:
                 "that holds the model (`model.forward = lambda x: model…`) runs the original in every copy"
             )
             raise InputError("parameters of the model alone in its forward pass", got, "model", fix)
-        nodes += [following for following, _ in node.next_functions]
 
 
 def failing_module(model: nn.Module, inputs: Inputs) -> str:

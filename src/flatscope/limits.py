@@ -161,6 +161,9 @@ class Limits:
     # One batch of products; on a CPU up to the second number where weights are many, as they are read once a batch.
     batch_memory: MemoryShare = MemoryShare(asked=0.5, free=0.125, least=96 * MIB)
     large_batch: int = GIB
+    # And no fewer samples, whose calls would cost the time, or more, which would save none.
+    least_batch: int = 32
+    most_batch: int = 4096
     # What stays between passes: graphs of batches, pieces of layers' blocks, a basis that deflates.
     kept_memory: MemoryShare = MemoryShare(asked=0.25, free=0.125, least=GIB)
     # Gradients of single samples that are formed together: what the caches of a CPU hold.

@@ -79,5 +79,5 @@ def share_below(nodes: Tensor, weights: Tensor, residuals: Tensor, place: float)
 
 
 def rounding(largest: float, *dtypes: torch.dtype) -> float:
-    """How far rounding may move an eigenvalue of a matrix whose products are computed in such numbers."""
+    """Largest change of an eigenvalue by rounding, where products are computed in such numbers."""
     return ROUNDINGS * max(torch.finfo(dtype).eps for dtype in dtypes) * abs(largest)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -62,13 +63,13 @@ class SharedPass:
             in_loss: for those of the loss.
         """
         if places.curved not in self._passes:
-            batch = telling_samples(self.ctx)
+            batch = telling_samples(self.ctx).batch
             self._passes[places.curved] = checked_pass(self.ctx, batch, torch.float64, places, rules, in_loss)
         return self._passes[places.curved]
 
     def as_it_runs(self, run: CheckedPass) -> CheckedPass:
         """The pass itself where its outputs are those of the network unwatched; else one that is watched less."""
-        batch, expected = self.ctx.structural(_told)
+        batch, expected = telling_samples(self.ctx)
         allowed = SAME.get(self.ctx.problem.dtype, SAME[torch.float32]) * float(expected.abs().max())
         if float((run.outputs.detach() - expected).abs().max()) <= allowed:
             return run
@@ -128,17 +129,23 @@ def in_precision(ctx: Context, inputs: Inputs, dtype: torch.dtype) -> tuple[Inpu
     return moved(inputs, ctx.problem.device, dtype), params, buffers
 
 
-def telling_samples(ctx: Context) -> Batch:
-    """A few samples on which a misreading would show: drawn at random, and of those the ones with most curvature.
+class TellingSamples(NamedTuple):
+    """A few samples on which a misreading would show, and the outputs of the network on them."""
+
+    batch: Batch
+    outputs: Tensor
+
+
+def telling_samples(ctx: Context) -> TellingSamples:
+    """Samples drawn at random, and of those the ones with most curvature; chosen once for all weights.
 
     Samples of which the network is sure, or which are blank, have no second derivative to compare: how much of it
     there is shows in how far the outputs move along a random direction, seen through the factors of the loss.
     """
-    return ctx.structural(_told)[0]
+    return ctx.structural(_choose_samples)
 
 
-def _told(ctx: Context) -> tuple[Batch, Tensor]:
-    """Telling samples, and the outputs of the network on them."""
+def _choose_samples(ctx: Context) -> TellingSamples:
     n, generator = ctx.problem.n_train, ctx.generator("samples of the probe")
     chosen = torch.randperm(n, generator=generator)[:CANDIDATES].sort().values
     inputs, targets = picked(ctx, chosen)
@@ -146,13 +153,13 @@ def _told(ctx: Context) -> tuple[Batch, Tensor]:
     with torch.no_grad():
         outputs = ctx.forward(inputs)
         if len(targets) <= PROBED_SAMPLES:
-            return (inputs, targets), outputs
+            return TellingSamples((inputs, targets), outputs)
         moved_outputs = ctx.forward(inputs, {**ctx.params, **{name: ctx.params[name] + v for name, v in step.items()}})
     size = output_root(ctx.problem.loss, outputs, targets).forms(moved_outputs - outputs).abs().nan_to_num().cpu()
     drawn = torch.randperm(len(targets), generator=generator)[: PROBED_SAMPLES // 2].tolist()
     top = [i for i in size.argsort(descending=True).tolist() if i not in drawn][: PROBED_SAMPLES - len(drawn)]
     kept = torch.tensor(sorted(drawn + top), device=targets.device)
-    return (rows_of_inputs(inputs, kept), targets[kept]), outputs[kept]
+    return TellingSamples((rows_of_inputs(inputs, kept), targets[kept]), outputs[kept])
 
 
 def picked(ctx: Context, chosen: Tensor) -> Batch:

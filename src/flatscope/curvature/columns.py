@@ -99,7 +99,7 @@ class ColumnDraws(Sampler[Curvature]):
         return self._pass(None) if settled and not self._curved and needed * shape.per_draw >= shape.columns else None
 
     def hopeless(self, imprecise: int, reachable: int) -> bool:
-        """Whether, after many draws, most of the imprecise values are out of reach."""
+        """True where, after many draws, most of the imprecise values are out of reach."""
         return self._curved and self.taken >= self._limits.surrender_draws and 2 * reachable < imprecise
 
     def improve(self, needed: float) -> bool:

@@ -32,7 +32,7 @@ from flatscope.samples import Inputs, parts_of
 
 @dataclass(frozen=True)
 class Reading:
-    """What recorded passes show of the parameters."""
+    """Uses of the parameters in recorded passes."""
 
     curved: dict[str, str]  # those in which the outputs are not piecewise linear, with reasons
     uses: Counter[str]  # how often a pass uses each of them in a layer
@@ -41,7 +41,7 @@ class Reading:
 
 
 def read(ctx: Context) -> Reading:
-    """What the first samples show, and all of them where their values or shapes decide what is computed."""
+    """Uses in passes of the first samples, or of all where their values or shapes decide what is computed."""
     found = _reading_of(ctx.structure, ctx.problem.trainable)
     if not ctx.problem.samples_decide:
         return found

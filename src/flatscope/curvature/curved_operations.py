@@ -99,7 +99,7 @@ class BendRecorder:
 
     @property
     def complete(self) -> bool:
-        """Whether the same operations were met as where the curved ones were found."""
+        """True where the same operations were met as where the curved ones were found."""
         return not self._places or self._places.calls == frozenset((+self._calls).items())
 
     def follow(self, op: Operation) -> Any:
@@ -154,7 +154,7 @@ def _makes_numbers(result: Any) -> bool:
 
 
 def _moves(value: Tensor) -> bool:
-    """Whether a tensor depends on parameters, and is none itself."""
+    """True for a tensor that depends on parameters, and is none itself."""
     return value.is_floating_point() and value.requires_grad and not value.is_leaf
 
 
@@ -296,7 +296,7 @@ class _Local:
 
 
 def _balance(n: int, first: Tensor, second: Tensor) -> Tensor | float:
-    """What `a` at the first of two factors is multiplied by, so that `b` at the second changes the product as much.
+    """Factor of `a`, at the first of two factors, with which `b` at the second changes the product as much.
 
     One number for each of the n samples, whose rows stand together in the first axis; 1 where another axis has them.
     """
@@ -308,7 +308,7 @@ def _balance(n: int, first: Tensor, second: Tensor) -> Tensor | float:
 
 
 def _depends(value: Tensor, leaf: Tensor) -> bool:
-    """Whether a graph leads from a leaf to a value."""
+    """True where a graph leads from a leaf to a value."""
     found = torch.autograd.grad(value, leaf, torch.zeros_like(value), retain_graph=True, allow_unused=True)
     return found[0] is not None
 

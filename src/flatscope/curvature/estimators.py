@@ -80,7 +80,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class Asked:
-    """What sums over a diagonal are asked for.
+    """Precision, and limits of work, to which sums over a diagonal are asked for.
 
     Attributes:
         precision: stop when the largest relative standard error is below it; 0 for exact values.
@@ -126,7 +126,7 @@ def diagonal_sums(operator: SymmetricOperator, signs: Signs, asked: Asked, limit
 
 
 def cheaper_one_by_one(directions: int, needed: float, most_products: int) -> bool:
-    """Whether a product for every direction costs no more than the draws that are needed, and no more than allowed."""
+    """True where a product for every direction costs no more than the draws needed, nor than is allowed."""
     return directions <= min(needed, most_products)
 
 
@@ -157,7 +157,7 @@ class HutchinsonDraws(Sampler[DiagonalSums]):
 
     @property
     def most(self) -> float:
-        """Those that were taken since the last deflation, and what is left of the products that are allowed."""
+        """Draws since the last deflation, and as many more as products are left."""
         return self.taken + self._asked.most_products - self._products
 
     @property
@@ -202,7 +202,7 @@ class HutchinsonDraws(Sampler[DiagonalSums]):
         return DiagonalSums(values, nothing, self._size, self._size + self._products)
 
     def hopeless(self, imprecise: int, reachable: int) -> bool:
-        """Whether none of the values is within reach, as far as draws after a deflation, or enough of them, tell."""
+        """True where no value is within reach, once there are enough draws or a deflation has been tried."""
         del imprecise
         settled = self.taken * self._operator.groups >= self._limits.first_look
         return not reachable and settled and not self._may_deflate

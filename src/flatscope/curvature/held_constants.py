@@ -12,7 +12,7 @@ from flatscope.network.watching import Operation, Rule, is_in_place, tensors_in,
 
 
 class HeldConstants:
-    """What passes take for constants: kept from the first of them, and given to the others in the same order."""
+    """Results that passes take for constants: kept from the first pass, and given to the others in the same order."""
 
     def __init__(self) -> None:
         self._kept: list[Any] = []
@@ -60,6 +60,6 @@ class HeldConstants:
 
 
 def _is_constant(op: Operation, result: Any) -> bool:
-    """Whether the result of an operation has no derivative: what is detached, and numbers of Python."""
+    """True for an operation whose result has no derivative: what is detached, and numbers of Python."""
     read = op.name in TO_PYTHON and not any(True for _ in tensors_in(result))  # torch.complex gives a tensor
     return read or op.name in ("detach", "data")

@@ -59,7 +59,7 @@ def disagreeing_parameters(shared: SharedPass, curved: dict[str, str], bends: Pl
 
 
 def _agree_together(swept: _Swept, run: CheckedPass, directions: Params) -> bool:
-    """Whether both ways agree along one direction of all parameters together, each of which counts about as much.
+    """True where both ways agree along one direction of all parameters together, each of which counts about as much.
 
     Between two layers the Hessian also has what a product of a weight and an activation is bent: 2⟨δ, v_W (dh)⟩, with δ
     the gradient at the layer's output and dh how far the direction moves its input. So two products, whatever the
@@ -113,7 +113,7 @@ def _quadratic_forms_by_factors(ctx: Context, swept: _Swept) -> tuple[dict[str, 
 
 
 class _Swept:
-    """What the sweep reads of a pass: ⟨G_c, v⟩ of each direction as a function of the column c sent back.
+    """⟨G_c, v⟩ of each direction v as the sweep reads it of a pass, as a function of the column c sent back.
 
     Args:
         ctx: the network.
@@ -146,12 +146,12 @@ class _Swept:
             self._slopes = torch.autograd.grad(run.loss, ends, retain_graph=True, allow_unused=True)
 
     def moves(self, total: Tensor | float) -> list[Tensor]:
-        """How far a direction moves the outputs, the inputs of curved operations and those of layers."""
+        """Movements of the outputs, the inputs of curved operations and those of layers along a direction."""
         assert isinstance(total, Tensor)
         return list(torch.autograd.grad(total, self._columns, retain_graph=True, materialize_grads=True))
 
     def bent(self, others: list[Tensor]) -> float:
-        """What curved operations add to the quadratic form."""
+        """Part of the quadratic form that comes from curved operations."""
         return float(self._local.forms(others[: len(self._local.inputs)])) if self._local else 0.0
 
     def between(self, others: list[Tensor], directions: Params) -> float:

@@ -59,7 +59,7 @@ class Krylov:
 
     @property
     def full(self) -> bool:
-        """Whether a step would need more vectors than may be held."""
+        """True where a step would need more vectors than may be held."""
         return self.size == self.width
 
     @property

@@ -93,16 +93,9 @@ DIRECTIONS: dict[str, Callable[[Tensor, Layer], Directions]] = {
 }
 
 
-class DenseBlocks:
-    """Blocks of small networks that were written out: (p, p) float64 by (parameter, "hessian" or "gauss_newton").
-
-    Args:
-        ctx: the network; the blocks are kept there, so ask through `ctx.cached(DenseBlocks)`.
-    """
-
-    def __init__(self, ctx: Context) -> None:
-        del ctx
-        self.known: dict[tuple[str, str], Tensor] = {}
+def dense_blocks(_ctx: Context) -> dict[tuple[str, str], Tensor]:
+    """Blocks (p, p) that were written out, by parameter and matrix: kept by the context, through `ctx.cached`."""
+    return {}
 
 
 class LayerDirections(Congruence):
@@ -141,10 +134,10 @@ class LayerDirections(Congruence):
 
         Those of the trace are the dense blocks, from which the other quantities follow without a product.
         """
-        blocks, matrix = self._ctx.cached(DenseBlocks), self._ctx.effort.curvature
+        blocks, matrix = self._ctx.cached(dense_blocks), self._ctx.effort.curvature
         keeps = self._quantity == "trace" and self.size <= self._ctx.effort.limits.dense_weights
         for name, part in self._parts.items():
-            known = blocks.known.get((name, matrix))
+            known = blocks.get((name, matrix))
             operator = curvature_operator(self._ctx, [name]) if known is None else known
             columns: list[Tensor] = []
             for start in range(0, part.count, width):
@@ -157,7 +150,7 @@ class LayerDirections(Congruence):
                 if not keeps:
                     columns.clear()
             if keeps:
-                blocks.known[name, matrix] = torch.cat(columns, dim=1)
+                blocks[name, matrix] = torch.cat(columns, dim=1)
 
     def read(self, diagonal: Tensor) -> Readings:
         """Values (units, k) by (parameter, quantity) from the diagonal (directions, k)."""
@@ -175,5 +168,5 @@ class LayerDirections(Congruence):
         return found
 
     def has_row(self, name: str) -> bool:
-        """Whether a parameter has a row of its own in a table: the layers, and the network as a whole."""
+        """True where a parameter has a row of its own in a table: the layers, and the network as a whole."""
         return not name or name in self._norms

@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Piece:
-    """What some samples give a layer's block: inputs (n, g, features, t) and columns (n, k, g, rows, t).
+    """Part of a layer's block from some samples: inputs (n, g, features, t) and columns (n, k, g, rows, t).
 
     Or in place of both the gradients of each sample and column, (n, k, p).
     """
@@ -154,7 +154,7 @@ class LayerBlocks:
         self._ctx.count("backward", self._ctx.problem.n_train * self._columns)
 
     def _pieces(self, batch: Batch, numbers: Tensor, names: Collection[str], width: int) -> Iterator[tuple[str, Piece]]:
-        """What the samples of a batch give some layers."""
+        """Pieces of some layers' blocks from the samples of a batch."""
         others = dict.fromkeys(self._ctx.params.keys() - set(names), "")
         for flows in backpropagated(self._ctx, batch, numbers, others, width):
             for flow in flows:
@@ -170,7 +170,7 @@ class LayerBlocks:
         return Piece(flow.kind, u, s, flow.signs)
 
     def _bytes(self, layer: Layer) -> int:
-        """What keeping a layer's pieces takes, of the largest share: all ranks decide alike."""
+        """Bytes of a layer's pieces from the largest rank's share of the samples: all ranks decide alike."""
         weight, k = self._ctx.params[layer.weight], self._columns
         rows, features = len(weight), weight[0].numel()
         if layer.input_first:

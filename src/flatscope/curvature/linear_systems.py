@@ -26,7 +26,7 @@ NOISE = 100.0  # roundings of the largest curvature met, below zero by which a d
 
 
 class Found(NamedTuple):
-    """What a method ends with: x, a direction that may be negative, products, the largest curvature that was met."""
+    """End of a method: x, a direction that may be negative, products, the largest curvature that was met."""
 
     x: Tensor
     direction: Tensor | None
@@ -36,7 +36,7 @@ class Found(NamedTuple):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Solution:
-    """What solves (A + δI) x = v, and how well.
+    """Solution of (A + δI) x = v, and how good it is.
 
     Attributes:
         vector: x, (p,) in float64.

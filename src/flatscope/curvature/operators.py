@@ -228,7 +228,7 @@ class CurvatureOperator(SymmetricOperator):
         self._kept = kept or []  # of some batches it would be of no use
 
     def _may_keep(self) -> bool:
-        """Whether the graphs of all batches fit: of some of them would not do, since a loader may shuffle."""
+        """True where the graphs of all batches fit: of some of them would not do, since a loader may shuffle."""
         most = allowed(self.ctx.effort.limits.kept_memory, self.device, self.ctx.effort.memory)
         start, stop = self.ctx.problem.ranks.share(self.ctx.problem.n_train)
         return 0 < (stop - start) * sample_bytes(self.ctx) <= most
@@ -312,7 +312,7 @@ def curvature_operator(ctx: Context, names: Sequence[str] | None, groups: int = 
 
 
 def sample_groups(ctx: Context) -> int:
-    """How many groups the data are divided into: the same whatever the number of ranks."""
+    """Number of groups that the data are divided into: the same whatever the number of ranks."""
     limits, work = ctx.effort.limits, max(1.0, multiplications(ctx))
     least = limits.gpu_group_work if ctx.problem.device.type == "cuda" else limits.group_work
     # What is as large as the weights is computed once a group: few samples must not pay for many weights.
@@ -352,4 +352,4 @@ def batch_size(ctx: Context) -> int:
     budget = max(allowed(limits.batch_memory, ctx.problem.device), min(limits.large_batch, weights))
     if asked is not None:
         budget = min(budget, allowed(limits.batch_memory, ctx.problem.device, asked))
-    return max(1, min(ctx.problem.n_train, max(budget // each, 32), 4096))
+    return max(1, min(ctx.problem.n_train, max(budget // each, limits.least_batch), limits.most_batch))

@@ -32,7 +32,7 @@ from flatscope.params import Params
 
 @dataclass(frozen=True)
 class Flow:
-    """What passes the uses of one weight for one batch."""
+    """Inputs and columns at the uses of one weight, of one batch."""
 
     calls: Sequence[LayerUse[Tensor]]  # the uses
     columns: Sequence[Tensor]  # at the output of each use, (n, k, …)
@@ -96,7 +96,7 @@ def over_positions(values: Tensor, kind: str) -> Tensor:
 
 
 def by_positions(calls: Sequence[LayerUse[Any]], weight: Tensor, k: int) -> bool:
-    """Whether a layer has so few positions against weights that t × t overlaps cost less than weight gradients."""
+    """True for so few positions against weights that t × t overlaps cost less than weight gradients."""
     call = calls[0]
     if call.kind not in ("dense", "conv") or int(call.settings.get("groups", 1)) > 1:
         return False
@@ -120,7 +120,7 @@ def weight_forms(flow: Flow, u: Tensor, s: Tensor, weight: Tensor) -> Forms:
 
 
 def _one_position(flow: Flow, s: Tensor) -> bool:
-    """Whether gradients factorise, G_c = s_c uᵀ."""
+    """True where gradients factorise, G_c = s_c uᵀ."""
     return s.shape[-1] == 1 and s.shape[2] == 1 and flow.kind != "transposed"
 
 

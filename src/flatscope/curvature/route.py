@@ -35,7 +35,7 @@ TRACE_ALONE = "nothing but the whole network's trace is asked for"
 
 @dataclass(frozen=True)
 class Way:
-    """How the curvature of one parameter is found.
+    """One way to the curvature of a parameter.
 
     Attributes:
         kind: "exact columns", all columns of the output Hessian's root; "sampled columns", random ones until they are
@@ -53,7 +53,7 @@ class Way:
 
     @property
     def exact(self) -> bool:
-        """Whether nothing is drawn."""
+        """True where nothing is drawn."""
         return self.kind in ("exact columns", "dense block")
 
     def __str__(self) -> str:
@@ -221,7 +221,7 @@ def product_passes(ctx: Context, directions: int) -> float:
 
 
 def multiplied_out(ctx: Context, names: Collection[str], directions: int, precision: float) -> bool:
-    """Whether so many directions of some parameters are multiplied out before anything is drawn.
+    """True where so many directions of some parameters are multiplied out before anything is drawn.
 
     Few always are where a product is cheap; where it is not, as many as products for all groups of samples would be.
     """
@@ -235,7 +235,7 @@ def multiplied_out(ctx: Context, names: Collection[str], directions: int, precis
 
 
 def cheaper_than_columns(ctx: Context, names: Collection[str], directions: int, precision: float) -> bool:
-    """Whether a product for each of many directions is expected to cost no more than columns at curved operations.
+    """True where a product for each of many directions is expected to cost no more than columns at curved operations.
 
     Never without such operations, or where no layer is among the parameters: biases and scales count in the network's
     trace alone, of which a few random products tell enough.

@@ -34,6 +34,7 @@ from flatscope.curvature.held_constants import HeldConstants
 from flatscope.errors import NotApplicable, missing_derivative
 from flatscope.formatting import some_of
 from flatscope.isolation import own_settings
+from flatscope.network.passes import graph_nodes
 from flatscope.network.watching import Operation, Rule
 from flatscope.params import Params
 from flatscope.samples import Batch
@@ -45,7 +46,7 @@ SAMPLES = 4
 
 @dataclass(frozen=True)
 class Precision:
-    """How well differences can tell, in one floating-point type."""
+    """Steps and tolerances of the differences in one floating-point type."""
 
     dtype: torch.dtype
     steps: tuple[tuple[float, float], ...]  # pairs of steps relative to the weights, one pair for each attempt
@@ -64,7 +65,7 @@ ROUNDING = 1e-9
 
 @dataclass
 class SecondDerivative:
-    """What the check has found.
+    """Findings of the check.
 
     Attributes:
         wrong: how far the Hessian product of a parameter is from differences of the gradient, relative to them.
@@ -131,7 +132,7 @@ def look_at_second_derivative(ctx: Context, shared: SharedPass | None = None) ->
     suspects: dict[str, None] = {}
     try:
         for attempt in range(ATTEMPTS):
-            batch = telling_samples(ctx) if attempt == 0 else _other_samples(ctx, attempt)
+            batch = telling_samples(ctx).batch if attempt == 0 else _other_samples(ctx, attempt)
             comparison = _Comparison(ctx, batch, attempt, suspects, shared if attempt == 0 else None)
             compared, wrong = _in_either_precision(ctx, comparison.judged)
             found.wrong |= wrong
@@ -307,9 +308,9 @@ def _other_samples(ctx: Context, attempt: int) -> Batch:
 
 
 def _look_at_jacobian_products(ctx: Context) -> tuple[float, tuple[str, ...]]:
-    """How far ⟨Jv, u⟩ by two backward passes is from ⟨v, Jᵀu⟩ by one where it is wrong, else 0; and the suspects."""
+    """Gap between ⟨Jv, u⟩ by two backward passes and ⟨v, Jᵀu⟩ by one, 0 where it is rounding; and the suspects."""
     suspects: dict[str, None] = {}
-    found = _in_either_precision(ctx, partial(_jacobian_gap, ctx, telling_samples(ctx), suspects))
+    found = _in_either_precision(ctx, partial(_jacobian_gap, ctx, telling_samples(ctx).batch, suspects))
     return found, tuple(suspects)
 
 
@@ -342,7 +343,7 @@ def _jacobian_gap(ctx: Context, batch: Batch, suspects: dict[str, None], precisi
 
 
 def _known(ctx: Context, look: Callable[..., Any], *shared: Any) -> Any:
-    """What a look at the problem's own weights has found, made once for all weights that the network may have."""
+    """Findings of a look at the problem's own weights, made once for all weights that the network may have."""
     with own_settings():
         return ctx.problem.facts.once(look, Context(ctx.problem), *shared)
 
@@ -356,17 +357,10 @@ def _noting_hooks(suspects: dict[str, None], op: Operation) -> Any:
 
 def _note_custom_functions(tensor: Tensor, suspects: dict[str, None]) -> None:
     """Note the user's autograd functions in the graph of a tensor."""
-    left: list[Any] = [tensor.grad_fn]
-    seen: set[Any] = set(left)
-    while left:
-        node = left.pop()
+    for node in graph_nodes([tensor.grad_fn]):
         made_by: Any = getattr(type(node), "_forward_cls", None)  # the class with forward and backward
         if made_by is not None and not made_by.__module__.startswith("flatscope."):
             suspects[f"the autograd function {made_by.__name__}"] = None
-        for following, _ in node.next_functions:
-            if following is not None and following not in seen:
-                seen.add(following)
-                left.append(following)
 
 
 def _place(suspects: tuple[str, ...]) -> str:

@@ -45,7 +45,7 @@ class Eigenpair:
 
 @dataclass(frozen=True)
 class Ritz:
-    """What one random start tells about a spectrum: nodes, and weights that sum to one.
+    """Spectral density as one random start sees it: nodes, and weights that sum to one.
 
     Within the residual of a node there is an eigenvalue.
     """
@@ -70,7 +70,7 @@ class Wanted:
 
     @property
     def number(self) -> int:
-        """How many in all."""
+        """Number of eigenvalues in all."""
         return self.top + self.bottom
 
     def of(self, values: Tensor) -> Tensor:
@@ -86,7 +86,7 @@ class Wanted:
 
 
 class RitzValues(NamedTuple):
-    """What is known after some products: Ritz values in rising order, and their residuals."""
+    """Ritz values after some products, in rising order, and their residuals."""
 
     products: int
     values: Tensor
@@ -199,7 +199,7 @@ class Search:
         return max((float(look.values.abs().max()) for look in self._looks[-1:]), default=0.0)
 
     def answered(self, wanted: Wanted) -> bool:
-        """Whether all that is wanted is found."""
+        """True where all wanted eigenvalues are found."""
         at, found = self._answers.get(wanted, (0, False))
         while not found and at < len(self._looks):
             look = self._looks[at]
@@ -209,7 +209,7 @@ class Search:
         return found
 
     def pairs(self, wanted: Wanted) -> list[Eigenpair]:
-        """What is wanted, as far as it is found, the largest first."""
+        """The wanted eigenpairs as far as they are found, the largest first."""
         self._look()
         at = self._answers[wanted][0] if self.answered(wanted) else len(self._looks) - 1
         look = self._looks[at]

@@ -44,7 +44,7 @@ NO_PLACES = Places()
 
 @dataclass(frozen=True)
 class SweepShape:
-    """What one sample takes: columns in all, columns of a draw, bytes of one column and of what is read from it."""
+    """Needs of one sample: columns in all, columns of a draw, bytes of one column and of what is read from it."""
 
     columns: int
     per_draw: int
@@ -75,7 +75,7 @@ def _recorded_shape(ctx: Context, dtype: torch.dtype) -> SweepShape:
 
 
 def sweep_plan(ctx: Context, columns: int, bent: bool = False) -> Plan:
-    """How many samples and columns go together.
+    """Numbers of samples and columns that go together.
 
     What autograd keeps of a sample is no more than everything that is computed; it is measured where memory binds.
     """
@@ -193,7 +193,7 @@ def backpropagated(
 
 
 def gradient_flows(ctx: Context, batch: Batch, not_covered: dict[str, str]) -> Iterator[Flow]:
-    """What the gradient of every sample's loss sends through the layers: a single column."""
+    """Flows through the layers of a single column: the gradient of every sample's loss."""
     inputs, targets = batch
     _, outputs, calls = recorded_forward(ctx, inputs)
     leaf = outputs.detach().requires_grad_()
@@ -228,7 +228,7 @@ def _drawn_blocks(
 
 
 def _flows(ctx: Context, given: list[Tensor], n: int, uses: Uses, block: Columns) -> Iterator[Flow]:
-    """What one block of columns at the outputs (and at the inputs of curved operations) sends through the layers."""
+    """Flows through the layers of a block of columns at the outputs, and at the inputs of curved operations."""
     k = len(block.values)
     through = [calls[0] for calls in uses if _wanted_back(ctx, calls, n, k)]
     wanted = [call for calls in uses for call in calls]
@@ -248,7 +248,7 @@ def _flows(ctx: Context, given: list[Tensor], n: int, uses: Uses, block: Columns
 
 
 def _wanted_back(ctx: Context, uses: Sequence[LayerUse[Any]], n: int, k: int) -> bool:
-    """Whether what k columns send to the input of a layer is asked for, beside what they send to its output."""
+    """True where k columns are also asked for at the input of a layer, beside its output."""
     use = uses[0]
     return (
         len(uses) == 1

@@ -70,7 +70,7 @@ class SymmetricOperator(ABC):
         return {TRACE: diagonal.sum(0, keepdim=True)}
 
     def has_row(self, name: str) -> bool:
-        """Whether values of a parameter, or of the network ("") are wanted with a precision."""
+        """True where values of a parameter, or of the network ("") are wanted with a precision."""
         return not name
 
     def to_scipy(self) -> LinearOperator:

@@ -36,7 +36,7 @@ from flatscope.samples import Batch, Inputs, copies, output_tensor, parts_of
 
 @dataclass(frozen=True)
 class FirstReading:
-    """What two passes show whatever the weights.
+    """Facts about a network that two passes show, whatever its weights.
 
     Attributes:
         outputs: of the first pass, on the graph of the parameters that it was given.

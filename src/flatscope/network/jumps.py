@@ -121,7 +121,7 @@ class Jumps:
         )
 
     def place_of(self, value: Any) -> str:
-        """As `place`, of anything; of signals too."""
+        """The operation that took a value from a signal, or "a signal"; empty for constants."""
         return "" if not isinstance(value, Tensor) else "a signal" if value in self._known else self.place(value)
 
     def _asks(self, op: Operation) -> bool:
@@ -145,13 +145,13 @@ def _reads(op: Operation) -> bool:
 
 
 def _switches(op: Operation) -> bool:
-    """Whether it is a softplus that goes on as a straight line from so early on that it jumps there (torch: at 20)."""
+    """True for a softplus whose `threshold`, where it becomes a straight line, is so low that it jumps there."""
     threshold = op.named("input", "beta", "threshold").get("threshold", 20) if op.name == "softplus" else 20
     return not threshold >= _SMOOTH
 
 
 def _rounds(op: Operation, result: Any) -> bool:
-    """Whether real numbers come out with fewer digits than they had."""
+    """True where real numbers come out with fewer digits than they had."""
     given, made = ([t.dtype for t in tensors if t.is_floating_point()] for tensors in (op.tensors, tensors_in(result)))
     return bool(given and made) and torch.finfo(made[0]).eps > max(torch.finfo(dtype).eps for dtype in given)
 

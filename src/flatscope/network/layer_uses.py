@@ -130,17 +130,18 @@ class LayerRecorder:
         if use is None or torch._C._functorch.maybe_current_level() != self._level:
             return op.run()  # inside torch.func the rows of single samples cannot be seen
         if use.kind == "batchnorm":  # no layer, but its scale and shift are parameters with curvature of their own
-            return self._kept(use, op.run())
+            return self._note(use, op.run())
         axis = 0 if use.opaque else self._axes.get(use.weight, 0)
         axis = axis if use.input.ndim > axis + 1 else 0
         if axis:
             use = replace(use, input=use.input.movedim(axis, 0))
         elif self._isolate and use.input.is_floating_point():
             use = replace(use, input=use.input.view_as(use.input))
-        output = self._kept(use, op.function(**{**op.named(*WEIGHT_CALLS[op.name][1]), "input": use.input}))
+        output = self._note(use, op.function(**{**op.named(*WEIGHT_CALLS[op.name][1]), "input": use.input}))
         return output.movedim(0, axis).contiguous() if axis else output  # laid out as it would have been
 
-    def _kept(self, use: LayerUse[Tensor], output: Any) -> Any:
+    def _note(self, use: LayerUse[Tensor], output: Any) -> Any:
+        """Keep a use and where its output stands in the graph; the output."""
         edge = get_gradient_edge(output) if output.requires_grad else None
         shape, follows = tuple(output.shape), edge is not None
         self.uses.append(replace(use, output_shape=shape, follows=follows, edge=edge))

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from flatscope.network.passes import graph_nodes
 from flatscope.network.planned import planned
 from flatscope.network.program import NO_MEMORY, Program, ProgramRecorder, Slot
 from flatscope.network.watching import Operation, Rule, address_of, is_question, replay, tensors_in, with_tensors
@@ -42,7 +43,7 @@ def dead_steps(program: Program, ends: Iterable[Slot], origins: dict[int, list[A
         origins: the nodes of the autograd graph that the results of each step have.
         nodes: those of the ends.
     """
-    reached, steps = _ancestors(nodes), program.steps
+    reached, steps = set(graph_nodes(nodes)), program.steps
     live, places = {slot.tensor for slot in ends}, {slot.memory for slot in ends}
     dead, seen_by_live, seen_by_dead = set[int](), set[int](), set[int]()
     for step in reversed(steps):
@@ -64,17 +65,6 @@ def dead_steps(program: Program, ends: Iterable[Slot], origins: dict[int, list[A
         dead.clear()  # inside vmap nobody sees who reads what; shapes and whole numbers matter to no reading
     idle = {name for name, memory in program.parameters.items() if memory in seen_by_dead - seen_by_live}
     return Dead(tuple(step.name for step in steps), frozenset(dead), frozenset(idle if dead else ()))
-
-
-def _ancestors(nodes: Iterable[Any]) -> set[Any]:
-    """All nodes of an autograd graph from which these are computed, themselves included."""
-    found, waiting = set[Any](), [node for node in nodes if node is not None]
-    while waiting:
-        node = waiting.pop()
-        if node not in found:
-            found.add(node)
-            waiting += [before for before, _ in node.next_functions if before is not None]
-    return found
 
 
 class Origins(dict[int, list[Any]]):

@@ -184,6 +184,17 @@ def _run(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
     return result
 
 
+def graph_nodes(ends: Iterable[Any]) -> list[Any]:
+    """All nodes of an autograd graph from which these are computed, themselves included and first."""
+    waiting, found = [node for node in ends if node is not None], dict[Any, None]()
+    while waiting:
+        node = waiting.pop()
+        if node not in found:
+            found[node] = None
+            waiting += [before for before, _ in node.next_functions if before is not None]
+    return list(found)
+
+
 def keep_out(model: nn.Module, names: Iterable[tuple[str, str]]) -> None:
     """Put these attributes of a network of ours back after each of its passes."""
     getattr(model, _PASSES).kept = tuple(names)

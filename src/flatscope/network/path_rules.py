@@ -119,7 +119,7 @@ def same(paths: Paths, op: Operation) -> tuple[Tensor, float]:
 
 
 def copied(paths: Paths, op: Operation) -> tuple[Tensor, float]:
-    """As `same`, where the caller relies on a new tensor or on how it lies in memory."""
+    """Sums as `same` gives them, where the caller relies on a new tensor or on how it lies in memory."""
     x = paths.one_signal(op)
     return x.clone() if op.name == "clone" else x.contiguous(), paths.log_scale(x)
 

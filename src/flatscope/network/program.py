@@ -257,7 +257,7 @@ class ProgramRecorder:
         return self._slots[key]
 
     def _version(self, value: Tensor) -> int:
-        """How often a tensor was written to, where torch counts it."""
+        """Number of writes to a tensor, where torch counts them."""
         return 0 if self._memory(value) == NO_MEMORY or value.is_inference() else value._version
 
     def _memory(self, value: Tensor) -> int:
@@ -322,7 +322,7 @@ class Recording:
 
 
 class Received(dict[int, Tensor]):
-    """What layers receive, by step: copies, since an activation in place would overwrite it."""
+    """Inputs of layers by step: copies, since an activation in place would overwrite them."""
 
     def keep(self, step: Step, op: Operation, _result: Any) -> None:
         """Note that of one step."""
@@ -348,7 +348,7 @@ def record_structure(model: nn.Module, inputs: Inputs, params: Params) -> Struct
 
 
 def structure_of(first: Recording, other: Recording) -> Structure:
-    """What two passes show, the other one of the same samples in reverse and one more."""
+    """The structure of a network, of which `other` is a pass of the same samples in reverse and one more."""
     program, wider = first.program, other.program
     pairs = paired(program, wider)
     if pairs is None:

@@ -69,7 +69,7 @@ class RememberedPass:
 
     @property
     def bytes(self) -> int:
-        """What is held, the weights included."""
+        """Bytes that are held, those of the weights included."""
         storages = [value.untyped_storage() for value, _ in self._known.values() if value.layout == torch.strided]
         return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 

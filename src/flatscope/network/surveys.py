@@ -124,7 +124,7 @@ def survey(model: nn.Module, example: Inputs, constants: bool = False) -> Survey
 
 
 def surveyed(survey: Survey, outputs: list[Tensor], free: Mapping[str, Tensor]) -> Surveyed:
-    """What a pass that was followed has shown.
+    """Uses and parameters that a pass has shown to a survey.
 
     Args:
         survey: the rule of that pass.
@@ -152,7 +152,7 @@ def _reached(outputs: list[Tensor], free: Mapping[str, Tensor]) -> set[str]:
 
 @dataclass
 class Surveys:
-    """What several forward passes show."""
+    """Uses of parameters in several forward passes."""
 
     batches: list[Surveyed] = field(default_factory=list)
     constants: bool = False  # whether what multiplies rows of constants is a layer
