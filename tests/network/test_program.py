@@ -12,6 +12,7 @@ from torch.nn import functional
 
 import flatscope as fs
 from flatscope.curvature import sweep
+from flatscope.curvature.route import find_not_covered
 from flatscope.network import watching
 from flatscope.network.linearity import Linearity, choice_in
 from flatscope.network.program import Program, record, record_structure
@@ -259,6 +260,30 @@ def test_every_use_of_a_layer_counts() -> None:
     context = fs.Context(problem_of(Twice(None)))
     assert [(layer.name, layer.uses) for layer in context.network] == [("first", 2), ("last", 1)]
     assert not context.network.chain
+
+
+class Tied(Net):
+    """The last layer reads the first one's weight through a view of it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Samples (n, 3)."""
+        return functional.linear(torch.tanh(self.first(x)), self.first.weight.T)
+
+
+def test_a_weight_that_is_read_through_a_view_is_known_by_name_alone() -> None:
+    context = fs.Context(problem_of(Tied(None)))
+    uses = context.structure.program.layer_uses()
+    assert [(use.weight, use.opaque) for use in uses] == [("first.weight", False), ("first.weight", True)]
+    assert find_not_covered(context, "gauss_newton") == {"first.weight": "used through a view of it"}
+
+
+def test_attention_is_recorded_in_its_parts() -> None:
+    net = Net(lambda h: functional.scaled_dot_product_attention(*[h.reshape(-1, 2, 2)] * 3).flatten(1))
+    program = fs.Context(problem_of(net)).structure.program
+    within = [step.name for step in program.steps if step.within == "scaled_dot_product_attention"]
+    assert within.count("matmul") == 2
+    assert "softmax" in within
+    assert "scaled_dot_product_attention" not in {step.name for step in program.steps}
 
 
 def test_a_tensor_that_is_asked_to_require_a_gradient_goes_on() -> None:

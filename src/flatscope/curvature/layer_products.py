@@ -75,7 +75,7 @@ class LayerBlocks:
     """
 
     def __init__(self, ctx: Context) -> None:
-        self._ctx, outside = ctx, find_not_covered(ctx)
+        self._ctx, not_covered = ctx, find_not_covered(ctx)
         layers = [layer for layer in ctx.network if layer.weight in ctx.problem.trainable]
         self.sizes = {layer.weight: ctx.params[layer.weight].numel() for layer in layers}
         self._columns, limits = sweep_shape(ctx).columns, ctx.effort.limits
@@ -87,7 +87,7 @@ class LayerBlocks:
         device = ctx.problem.device if ctx.problem.ranks.size == 1 else torch.device("cpu")
         left = allowed(limits.kept_memory, device, ctx.effort.memory)
         for name, need in sorted(needs.items(), key=lambda entry: entry[1]):  # the small ones have the first claim
-            if name in outside:
+            if name in not_covered:
                 self.own[name] = curvature_operator(ctx, [name])
             elif self._columns <= limits.most_block_columns and need <= left:
                 left -= need

@@ -134,23 +134,25 @@ def route_of(ctx: Context, precision: float | None = None, curvature: str | None
 
 def _find_route(ctx: Context, *, precision: float, curvature: str) -> Route:
     limits, shape = ctx.effort.limits, sweep_shape(ctx)
-    outside, places = find_not_covered(ctx, curvature), NO_PLACES
-    directions = count(ctx.params[name] for name in outside)
+    not_covered, places = find_not_covered(ctx, curvature), NO_PLACES
+    directions = count(ctx.params[name] for name in not_covered)
     may_curve = precision > 0 and curvature == "hessian"
     if (
         may_curve
         and directions > limits.few_unreached
-        and not cheaper_than_columns(ctx, outside, directions, precision)
+        and not cheaper_than_columns(ctx, not_covered, directions, precision)
     ):
-        places, outside = ctx.cached(reached_at_curved_operations)
-        directions = count(ctx.params[name] for name in outside)
+        places, not_covered = ctx.cached(reached_at_curved_operations)
+        directions = count(ctx.params[name] for name in not_covered)
     inside = _way_of_columns(shape, precision, limits)
     if places:
         inside = Way("columns at curved operations", curved_passes(ctx, precision, directions), CURVED)
-    dense = multiplied_out(ctx, outside, directions, precision)
+    dense = multiplied_out(ctx, not_covered, directions, precision)
     kind: Kind = "dense block" if dense else "products"
     passes = product_passes(ctx, directions) if dense else usual_draws(limits, precision) * limits.product_passes
-    ways = {name: Way(kind, passes, outside[name]) if name in outside else inside for name in ctx.problem.trainable}
+    ways = {
+        name: Way(kind, passes, not_covered[name]) if name in not_covered else inside for name in ctx.problem.trainable
+    }
     return Route(ways, precision, places)
 
 
@@ -186,15 +188,15 @@ def reached_at_curved_operations(ctx: Context) -> tuple[Places, dict[str, str]]:
 
     No operations where they would reach no more than columns at the outputs.
     """
-    outside = find_not_covered(ctx, "hessian")
+    not_covered = find_not_covered(ctx, "hessian")
     if places := ctx.structural(find_bends):
         try:
             still = ctx.structural(not_covered_by_columns, bends=True)
         except RuntimeError:  # an operation that cannot be run by itself, or differentiated twice
-            return NO_PLACES, outside
-        if len(still) < len(outside):
+            return NO_PLACES, not_covered
+        if len(still) < len(not_covered):
             return places, still
-    return NO_PLACES, outside
+    return NO_PLACES, not_covered
 
 
 def usual_draws(limits: Limits, precision: float) -> float:
