@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from flatscope.context import Context
 from flatscope.curvature.convolutions import FastConvolutions
-from flatscope.curvature.curved_operations import Bend, BendRecorder, Places
+from flatscope.curvature.curved_operations import NO_PLACES, Bend, BendRecorder, Places
 from flatscope.curvature.output_hessian import output_root
 from flatscope.network.layer_uses import LayerRecorder, LayerUse
 from flatscope.network.program import in_parts
@@ -54,13 +55,13 @@ class SharedPass:
         self.ctx = ctx
         self._passes: dict[frozenset[tuple[str, int]], CheckedPass] = {}
 
-    def of(self, places: Places = Places(), rules: Sequence[Rule] = (), in_loss: Sequence[Rule] = ()) -> CheckedPass:  # noqa: B008  frozen
+    def of(self, places: Places = NO_PLACES, rules: Sequence[Rule] = (), in_loss: Rule | None = None) -> CheckedPass:
         """The pass of telling samples, at which curved operations have views of their own of what enters them.
 
         Args:
             places: curved operations.
             rules: for the operations of the network, where the pass is not made yet.
-            in_loss: for those of the loss.
+            in_loss: the rule for those of the loss.
         """
         if places.curved not in self._passes:
             batch = telling_samples(self.ctx).batch
@@ -82,7 +83,7 @@ def checked_pass(
     dtype: torch.dtype,
     places: Places | None,
     rules: Sequence[Rule] = (),
-    in_loss: Sequence[Rule] = (),
+    in_loss: Rule | None = None,
 ) -> CheckedPass:
     """Run a network on some samples and differentiate their loss, so that the gradient can be differentiated once more.
 
@@ -93,13 +94,13 @@ def checked_pass(
         places: curved operations that have views of their own of their inputs; None for a network as it is, whose
             layers have none either.
         rules: others that see the operations of the network before.
-        in_loss: those that see the operations of the loss.
+        in_loss: that of the operations of the loss.
     """
     inputs, params, buffers = in_precision(ctx, batch[0], dtype)
     targets = batch[1].to(dtype) if batch[1].is_floating_point() else batch[1]
     leaves = {name: params[name].detach().requires_grad_() for name in ctx.problem.trainable}
     params |= leaves
-    recorder, bends = LayerRecorder(params, True, ctx.network.axes), BendRecorder(places or Places())
+    recorder, bends = LayerRecorder(params, True, ctx.network.axes), BendRecorder(places or NO_PLACES)
     own_views = [in_parts(bends.follow)] if places else []
     own_views += [recorder.follow] if places is not None else []
     with torch.enable_grad(), FastConvolutions():
@@ -112,12 +113,10 @@ def checked_pass(
     return CheckedPass(leaves, recorder.uses, bends.bends, outputs, targets, loss, gradients)
 
 
-def loss_of(ctx: Context, outputs: Tensor, targets: Tensor, rules: Sequence[Rule] = ()) -> Tensor:
-    """The sum of the samples' losses, each of whose operations is handed to the rules."""
-    if not rules:
+def loss_of(ctx: Context, outputs: Tensor, targets: Tensor, rule: Rule | None) -> Tensor:
+    """The sum of the samples' losses, each of whose operations is handed to the rule if there is one."""
+    with nullcontext() if rule is None else watched(rule):
         return ctx.problem.loss(outputs, targets).sum()
-    with watched(rules[0]):
-        return loss_of(ctx, outputs, targets, rules[1:])
 
 
 def in_precision(ctx: Context, inputs: Inputs, dtype: torch.dtype) -> tuple[Inputs, Params, Params]:

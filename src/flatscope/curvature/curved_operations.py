@@ -62,6 +62,9 @@ class Places:
         return bool(self.curved)
 
 
+NO_PLACES = Places()
+
+
 def curved_places(program: Program, names: Iterable[str]) -> tuple[Places, dict[Input, tuple[int, ...]]]:
     """Steps that are not piecewise linear in some of these parameters, and the shapes of what enters them by place."""
     curved_steps = Linearity(program, names).curved_steps

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from flatscope.context import Context
 from flatscope.curvature.checked_pass import CheckedPass, SharedPass, gaussian
-from flatscope.curvature.curved_operations import BendColumns, Places
+from flatscope.curvature.curved_operations import NO_PLACES, BendColumns, Places
 from flatscope.curvature.output_hessian import output_root
 from flatscope.curvature.patches import input_matrix, normalised, output_matrix, weighted_inputs
 from flatscope.curvature.per_sample_gradients import over_positions
@@ -42,7 +42,7 @@ def disagreeing_parameters(shared: SharedPass, curved: dict[str, str], bends: Pl
     generator = ctx.generator("probe of the exact sweep")
     # Gaussian and not signs: a bias direction of equal signs is in the null space of the softmax Hessian.
     directions = {name: gaussian(ctx.params[name], generator) for name in names}
-    run = shared.of(bends or Places())
+    run = shared.of(bends or NO_PLACES)
     swept, true = _Swept(ctx, run, directions), shared.as_it_runs(run)
     if _agree_together(swept, true, directions):
         return {}

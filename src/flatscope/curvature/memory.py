@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -13,7 +13,6 @@ from torch import Tensor
 from flatscope.context import Context
 from flatscope.errors import lack_of_memory
 from flatscope.limits import MemoryShare
-from flatscope.network.watching import Operation, tensors_in, watched
 from flatscope.samples import Batch, cut
 from flatscope.sampling import end_in_time
 
@@ -116,8 +115,8 @@ def fitted(work: Callable[[], T]) -> T | None:
     return None
 
 
-def saved_bytes(run: Callable[[], T], ignored: set[int]) -> tuple[int, T]:
-    """Bytes that autograd keeps for the backward pass of what `run` computes, shared storages once; and the result.
+def saved_bytes(run: Callable[[], object], ignored: set[int]) -> int | None:
+    """Bytes that autograd keeps for the backward pass of what `run` computes; None inside torch.func, which hides it.
 
     Args:
         run: the forward pass.
@@ -126,27 +125,15 @@ def saved_bytes(run: Callable[[], T], ignored: set[int]) -> tuple[int, T]:
     storages: dict[int, int] = {}
 
     def note(value: Tensor) -> Tensor:
-        if value.layout != torch.strided:  # a sparse constant, which is there anyway
-            return value
-        storage = value.untyped_storage()
-        if storage.data_ptr() not in ignored:
-            storages[storage.data_ptr()] = storage.nbytes()
+        if value.layout == torch.strided:  # a sparse constant is there anyway
+            storages[value.untyped_storage().data_ptr()] = value.untyped_storage().nbytes()
         return value
-
-    def follow(op: Operation) -> Any:
-        result = op.run()
-        for tensor in tensors_in(result):
-            if not torch._C._functorch.is_functorch_wrapped_tensor(tensor):
-                note(tensor)
-        return result
 
     try:
         with torch.autograd.graph.saved_tensors_hooks(note, lambda value: value):
-            result = run()
-    except RuntimeError as problem:  # torch.func has no such hooks: then all that is computed counts as kept
+            run()
+    except RuntimeError as problem:
         if "saved tensor hooks" not in str(problem):
             raise
-        storages.clear()
-        with watched(follow):
-            result = run()
-    return sum(storages.values()), result
+        return None
+    return sum(size for address, size in storages.items() if address not in ignored)

@@ -15,7 +15,7 @@ from typing import Literal
 
 from flatscope.context import Context
 from flatscope.curvature.coverage import not_covered_by_columns, not_covered_by_uses
-from flatscope.curvature.curved_operations import Places, find_bends
+from flatscope.curvature.curved_operations import NO_PLACES, Places, find_bends
 from flatscope.curvature.estimators import ProductDraws
 from flatscope.curvature.layer_directions import LayerDirections
 from flatscope.curvature.operators import activations, multiplications, sample_groups
@@ -27,7 +27,6 @@ from flatscope.params import count
 from flatscope.sampling import relative_error
 
 Kind = Literal["exact columns", "sampled columns", "columns at curved operations", "products", "dense block"]
-NO_PLACES = Places()
 CURVED = "something that is not piecewise linear stands between it and the loss"
 LESS_NOISE = "random columns have more noise there than products"
 TRACE_ALONE = "nothing but the whole network's trace is asked for"
@@ -89,7 +88,7 @@ class Route:
 
     ways: Mapping[str, Way]
     precision: float
-    places: Places = field(default_factory=Places, repr=False)
+    places: Places = field(default=NO_PLACES, repr=False)
 
     @property
     def not_covered(self) -> dict[str, str]:

@@ -199,8 +199,8 @@ class _Comparison:
     def _twice_differentiable(self, precision: Precision, constants: HeldConstants) -> CheckedPass:
         rules: list[Rule] = [partial(_noting_hooks, self.suspects), constants.begun()]
         if self.shared is not None and precision is DOUBLE:
-            return self.shared.of(rules=rules, in_loss=[constants.follow])
-        return checked_pass(self.ctx, self.batch, precision.dtype, None, rules, [constants.follow])
+            return self.shared.of(rules=rules, in_loss=constants.follow)
+        return checked_pass(self.ctx, self.batch, precision.dtype, None, rules, constants.follow)
 
     def _products(self, run: CheckedPass, direction: Params) -> Params:
         alive = {name: part for name, part in run.gradients.items() if part.requires_grad}
@@ -279,7 +279,7 @@ class _Differences:
         rules = [self._constants.begun()]
         with torch.enable_grad(), FastConvolutions():
             outputs = self._ctx.problem.forward(inputs, {**params, **leaves}, buffers, rules)
-            loss = loss_of(self._ctx, outputs, self._run.targets, [self._constants.follow])
+            loss = loss_of(self._ctx, outputs, self._run.targets, self._constants.follow)
             if not loss.requires_grad:
                 return {name: torch.zeros_like(leaf) for name, leaf in leaves.items()}
             found = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)

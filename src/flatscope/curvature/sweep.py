@@ -18,7 +18,7 @@ from torch import Tensor
 
 from flatscope.context import Context
 from flatscope.curvature.coverage import Uses, recorded_forward, uses_of
-from flatscope.curvature.curved_operations import BendColumns, BendRecorder, Places
+from flatscope.curvature.curved_operations import NO_PLACES, BendColumns, BendRecorder, Places
 from flatscope.curvature.memory import Plan, in_batches, plan_for, saved_bytes
 from flatscope.curvature.output_hessian import Columns, Root, output_root
 from flatscope.curvature.per_sample_gradients import (
@@ -39,7 +39,6 @@ from flatscope.network.operations import TABLE
 from flatscope.samples import Batch, cut, parts_of
 
 STREAM = "columns of the sweep"
-NO_PLACES = Places()
 
 
 @dataclass(frozen=True)
@@ -103,8 +102,10 @@ def _kept_bytes(ctx: Context, dtype: torch.dtype) -> float:
     inputs, _ = next(iter(ctx.batches(size=2)))
     there = [*ctx.params.values(), *parts_of(inputs)]  # two samples are a view of all of them
     known = {value.untyped_storage().data_ptr() for value in there}
-    several, _ = saved_bytes(lambda: recorded_forward(ctx, inputs), known)
-    one, _ = saved_bytes(lambda: recorded_forward(ctx, cut(inputs, 0, 1)), known)
+    several = saved_bytes(lambda: recorded_forward(ctx, inputs), known)
+    one = saved_bytes(lambda: recorded_forward(ctx, cut(inputs, 0, 1)), known)
+    if several is None or one is None:  # then all that is computed counts as kept
+        return ctx.structure.program.held_bytes() / ctx.structure.program.n_samples
     return max(several - one, one / 2)
 
 

@@ -282,9 +282,8 @@ class Structure:
     @property
     def axes(self) -> dict[str, int]:
         """{weight: axis of its input with the samples} of dense layers for which that is not the first axis."""
-        pairs = self._pairs()
         found: dict[str, set[int]] = {}
-        for use, wider in pairs or ():
+        for use, wider in paired(self.program, self.wider) or ():
             may_move = use.kind == "dense" and not use.opaque
             axis = axis_of_samples(use.input.shape, wider.input.shape) if may_move else 0
             found.setdefault(use.weight, set()).add(axis)
@@ -294,10 +293,6 @@ class Structure:
         """The uses of the first pass, as they are with the samples in front."""
         axes = self.axes
         return [_by_samples(use, axes.get(use.weight, 0)) for use in self.program.layer_uses()]
-
-    def _pairs(self) -> list[tuple[LayerUse[Slot], LayerUse[Slot]]] | None:
-        """The uses of both passes side by side; None where the passes use other layers."""
-        return paired(self.program, self.wider)
 
 
 def _by_samples(use: LayerUse[Slot], axis: int) -> LayerUse[Slot]:
