@@ -21,10 +21,10 @@ from flatscope.formatting import some_of
 from flatscope.isolation import own_settings
 from flatscope.measuring import Options, measure
 from flatscope.network.passes import digits_of
-from flatscope.network.tracing import trace
 from flatscope.network.units import Graph
 from flatscope.problem import Problem
 from flatscope.progress import progress
+from flatscope.reading import graph_of_problem
 from flatscope.registry import Declaration, select
 from flatscope.result import Result, checked_columns, plain
 from flatscope.significance import SEARCH, Readings, changes, excess
@@ -292,7 +292,7 @@ def _twins(base: Problem, way: str, trials: int, seed: int, low: float, high: fl
     if way == "batchnorm" and not has_batchnorm(base.model):
         raise NotApplicable("the network has no BatchNorm")
     example = base.example()
-    graph = trace(base.model, example, inner=way in INNER)
+    graph = graph_of_problem(base, inner=way in INNER)
 
     def twins() -> Iterator[Problem]:
         for trial in range(trials):

@@ -25,6 +25,7 @@ from flatscope.network.tracing import trace
 from flatscope.network.units import Graph, GraphLayer
 from flatscope.planning import traces_alone
 from flatscope.problem import Problem
+from flatscope.reading import graph_of_problem
 from flatscope.registry import select
 from flatscope.result import Result, checked_columns, plain
 from flatscope.symmetries.folding import fold_batchnorm, has_batchnorm
@@ -172,11 +173,11 @@ def explain(
 
 def _graph(problem: Problem) -> Graph:
     """The network's units, without BatchNorm where that can be folded away."""
-    model, example = problem.model, problem.example()
-    if has_batchnorm(model):
+    if has_batchnorm(problem.model):
         with suppress(FlatscopeError):  # where it cannot be, its channels stay fixed, and the walls say so
-            model = fold_batchnorm(model, example)
-    return trace(model, example)
+            example = problem.example()
+            return trace(fold_batchnorm(problem.model, example), example)
+    return graph_of_problem(problem)
 
 
 def _rows(context: Context, route: Route, graph: Graph) -> list[dict[str, Any]]:

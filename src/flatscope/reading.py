@@ -1,14 +1,16 @@
-"""What the recorded passes of a problem's network show: its layers."""
+"""Readings of a network that a problem keeps, whatever its weights: its layers, and which units can be rescaled."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from flatscope.isolation import own_settings
 from flatscope.network.layers import Network, read_layers
 from flatscope.network.plain import not_covered
 from flatscope.network.program import Program, Structure, record, record_structure
 from flatscope.network.surveys import idle_parameters
+from flatscope.network.tracing import trace
+from flatscope.network.units import Graph
 from flatscope.problem import Problem
 from flatscope.samples import Inputs
 
@@ -17,6 +19,21 @@ def layers_of_problem(problem: Problem) -> Network:
     """The layers of a problem's network, in forward order."""
     marked, idle = not_covered(problem.model), idle_parameters(problem.model)
     return problem.facts.once(_read_layers, problem, marked=tuple(marked.items()), idle=idle)
+
+
+def graph_of_problem(problem: Problem, inner: bool = False, frozen: Iterable[str] = ()) -> Graph:
+    """The units of a problem's network that can be rescaled or permuted.
+
+    Args:
+        problem: with the network.
+        inner: whether to follow symmetries that no path through the network has.
+        frozen: names of parameters that nothing may rescale.
+    """
+    return problem.facts.once(_traced, problem, inner=inner, frozen=tuple(frozen))
+
+
+def _traced(problem: Problem, inner: bool, frozen: tuple[str, ...]) -> Graph:
+    return trace(problem.model, problem.example(), inner, frozen)
 
 
 def recorded_structure(problem: Problem, inputs: Inputs) -> Structure:

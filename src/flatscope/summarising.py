@@ -11,10 +11,10 @@ from flatscope.context import Context
 from flatscope.descent import descent
 from flatscope.errors import FlatscopeError
 from flatscope.isolation import own_settings
-from flatscope.network.tracing import trace
 from flatscope.network_summary import NetworkSummary
 from flatscope.params import norm
 from flatscope.problem import Problem
+from flatscope.reading import graph_of_problem
 
 
 def summary_of(
@@ -72,7 +72,7 @@ def unknown_minimum(standing: Mapping[str, Any], is_late: bool) -> str:
 
 def has_scales(problem: Problem) -> bool:
     """True for a network some of whose units can be rescaled."""
-    return trace(problem.model, problem.example()).n_classes > 0
+    return graph_of_problem(problem).n_classes > 0
 
 
 def _descended(context: Context) -> dict[str, float]:

@@ -32,7 +32,6 @@ from flatscope.measures.path_curvature import (
     per_value,
     scaling_values,
 )
-from flatscope.network.tracing import trace as trace_network
 from flatscope.params import Params
 from flatscope.perturbation import (
     joined,
@@ -42,6 +41,7 @@ from flatscope.perturbation import (
     refuse_unless_pairs,
     within_ball,
 )
+from flatscope.reading import graph_of_problem
 from flatscope.registry import PATH_SYMMETRIES, Value, measure
 from flatscope.sampling import draw_until_precise, end_in_time, time_limit
 from flatscope.searching import begun, bracketed_rise, highest
@@ -334,7 +334,7 @@ def certified_radius(ctx: Context, rule: str) -> float:
 def path_coordinates(ctx: Context, rule: str) -> PathCoordinates:
     """The basis paths of the trainable weights at this point; units beside a frozen weight cannot be rescaled."""
     frozen = [name for name in ctx.params if name not in ctx.problem.trainable]
-    graph = trace_network(ctx.problem.model, ctx.problem.example(), frozen=frozen)
+    graph = graph_of_problem(ctx.problem, frozen=frozen)
     if not graph.layers:
         fixed = "; here they read constants, such as the features of a fixed graph" if ctx.network.layers else ""
         raise NotApplicable(f"needs layers that read the samples{fixed}")
