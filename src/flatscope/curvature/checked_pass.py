@@ -17,7 +17,7 @@ from torch import Tensor
 
 from flatscope.context import Context
 from flatscope.curvature.convolutions import FastConvolutions
-from flatscope.curvature.curved_operations import NO_PLACES, Bend, BendRecorder, Places
+from flatscope.curvature.curved_operations import NO_PLACES, CurvedCall, CurvedRecorder, Places
 from flatscope.curvature.output_hessian import output_root
 from flatscope.network.layer_uses import LayerRecorder, LayerUse
 from flatscope.network.program import in_parts
@@ -37,7 +37,7 @@ class CheckedPass:
 
     leaves: Params  # all trainable parameters
     uses: list[LayerUse[Tensor]]
-    bends: list[Bend]
+    curved_calls: list[CurvedCall]
     outputs: Tensor
     targets: Tensor
     loss: Tensor  # of all samples together
@@ -100,8 +100,8 @@ def checked_pass(
     targets = batch[1].to(dtype) if batch[1].is_floating_point() else batch[1]
     leaves = {name: params[name].detach().requires_grad_() for name in ctx.problem.trainable}
     params |= leaves
-    recorder, bends = LayerRecorder(params, True, ctx.network.axes), BendRecorder(places or NO_PLACES)
-    own_views = [in_parts(bends.follow)] if places else []
+    recorder, curved = LayerRecorder(params, True, ctx.network.axes), CurvedRecorder(places or NO_PLACES)
+    own_views = [in_parts(curved.follow)] if places else []
     own_views += [recorder.follow] if places is not None else []
     with torch.enable_grad(), FastConvolutions():
         outputs = ctx.problem.forward(inputs, params, buffers, [*rules, *own_views])
@@ -110,7 +110,7 @@ def checked_pass(
         if loss.requires_grad:
             slopes = torch.autograd.grad(loss, list(leaves.values()), create_graph=True, materialize_grads=True)
             gradients = dict(zip(leaves, slopes, strict=True))
-    return CheckedPass(leaves, recorder.uses, bends.bends, outputs, targets, loss, gradients)
+    return CheckedPass(leaves, recorder.uses, curved.calls, outputs, targets, loss, gradients)
 
 
 def loss_of(ctx: Context, outputs: Tensor, targets: Tensor, rule: Rule | None) -> Tensor:

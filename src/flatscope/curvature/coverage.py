@@ -16,7 +16,7 @@ from torch import Tensor
 
 from flatscope.context import Context
 from flatscope.curvature.checked_pass import SharedPass
-from flatscope.curvature.curved_operations import BendRecorder, find_bends
+from flatscope.curvature.curved_operations import NO_PLACES, CurvedRecorder, find_curved_places
 from flatscope.curvature.hessian_check import disagreeing_parameters
 from flatscope.curvature.memory import plan_for
 from flatscope.curvature.patches import weight_gradients
@@ -99,35 +99,35 @@ def not_covered_by_record(ctx: Context) -> dict[str, str]:
     return {name: found[name] for name in ctx.problem.trainable if name in found}
 
 
-def not_covered_by_columns(ctx: Context, bends: bool = False) -> dict[str, str]:
+def not_covered_by_columns(ctx: Context, at_curved: bool = False) -> dict[str, str]:
     """{parameter: reason} for trainable parameters whose Hessian block the sweep does not give.
 
     By the program, then by what the sweep can form at all, then by a numerical probe.
 
     Args:
         ctx: the network.
-        bends: whether the sweep also has columns at curved operations.
+        at_curved: whether the sweep also has columns at curved operations.
     """
     shared = SharedPass(ctx)
     refuse_wrong_second_derivative(ctx, shared)
     found = ctx.structural(read)
-    curved = {} if bends else dict(found.curved)
+    curved = {} if at_curved else dict(found.curved)
     for name, times in found.uses.items():
         if times > 1:
             curved.setdefault(name, f"{name} is used {times} times")
     curved = {**not_covered_by_record(ctx), **curved}
-    curved |= disagreeing_parameters(shared, curved, ctx.structural(find_bends) if bends else None)
+    curved |= disagreeing_parameters(shared, curved, ctx.structural(find_curved_places) if at_curved else NO_PLACES)
     return {name: curved[name] for name in ctx.problem.trainable if name in curved}
 
 
 def recorded_forward(
-    ctx: Context, inputs: Inputs, bends: BendRecorder | None = None
+    ctx: Context, inputs: Inputs, curved: CurvedRecorder | None = None
 ) -> tuple[Params, Tensor, list[LayerUse[Tensor]]]:
     """Run the network forward with every layer on its own view of its input; leaves, outputs, calls."""
     leaves = ctx.leaves()
     params = {**ctx.params, **leaves}
     recorder = LayerRecorder(params, True, ctx.network.axes)
-    own_views = [in_parts(bends.follow)] if bends else []
+    own_views = [in_parts(curved.follow)] if curved else []
     with torch.enable_grad():
         outputs = ctx.forward(inputs, params, [*own_views, recorder.follow])
     return leaves, outputs, recorder.uses

@@ -37,7 +37,7 @@ Input = tuple[str, int, int]  # of an operation: its name, which call of that na
 
 
 @dataclass(frozen=True)
-class Bend:
+class CurvedCall:
     """One call of an operation that is not piecewise linear."""
 
     # the operation of its inputs (the tensors that depend on parameters) alone
@@ -87,7 +87,7 @@ def _moved(slot: Slot) -> bool:
     return slot.dtype.is_floating_point and slot.requires_grad and not is_parameter
 
 
-class BendRecorder:
+class CurvedRecorder:
     """A rule for `watched` that gives every curved operation its own views of its inputs.
 
     Args:
@@ -97,18 +97,18 @@ class BendRecorder:
     def __init__(self, places: Places) -> None:
         self._places = places
         self._count: Counter[str] = Counter()
-        self._calls: Counter[str] = Counter()
-        self.bends: list[Bend] = []
+        self._making_numbers: Counter[str] = Counter()
+        self.calls: list[CurvedCall] = []
 
     @property
     def complete(self) -> bool:
         """True where the same operations were met as where the curved ones were found."""
-        return not self._places or self._places.calls == frozenset((+self._calls).items())
+        return not self._places or self._places.calls == frozenset((+self._making_numbers).items())
 
     def follow(self, op: Operation) -> Any:
         """Run one operation."""
         result = self._run(op)
-        self._calls[op.name] += _makes_numbers(result)
+        self._making_numbers[op.name] += _makes_numbers(result)
         return result
 
     def _run(self, op: Operation) -> Any:
@@ -148,7 +148,7 @@ class BendRecorder:
         meaning = TABLE.get(op.name)
         entrywise = len(own) == 1 and meaning is not None and meaning.slope is not None
         axes = [self._places.axes.get(number, 0) for number in numbers]
-        self.bends.append(Bend(function, own, edges, entrywise, numbers, axes))
+        self.calls.append(CurvedCall(function, own, edges, entrywise, numbers, axes))
         return result
 
 
@@ -161,7 +161,7 @@ def _moves(value: Tensor) -> bool:
     return value.is_floating_point() and value.requires_grad and not value.is_leaf
 
 
-def find_bends(ctx: Context) -> Places | None:
+def find_curved_places(ctx: Context) -> Places | None:
     """The curved operations; None where there are none, or they cannot be followed sample by sample."""
     program, wider = ctx.structure.program, ctx.structure.wider
     (found, shapes), (others, more) = (curved_places(each, ctx.problem.trainable) for each in (program, wider))
@@ -183,36 +183,36 @@ def _same_with_views(ctx: Context, places: Places) -> bool:
     with torch.enable_grad():
         found, expected = (
             ctx.problem.forward(inputs, params, rules=[in_parts(rule)]).detach()
-            for rule in (BendRecorder(places).follow, Operation.run)
+            for rule in (CurvedRecorder(places).follow, Operation.run)
         )
     rounding = 1e3 * torch.finfo(expected.dtype).eps
     return bool((found - expected).abs().max() <= rounding * (1 + expected.abs().max()))
 
 
-class BendColumns:
+class CurvedColumns:
     """Random columns at the inputs of a batch's curved operations.
 
     Args:
-        bends: the operations, recorded in a forward pass.
+        calls: the operations, recorded in a forward pass.
         loss: of all samples of the batch, a function of the outputs of that pass.
         numbers: of the samples.
         seed: the context's.
     """
 
-    def __init__(self, bends: Sequence[Bend], loss: Tensor, numbers: Tensor, seed: int) -> None:
-        self._bends, self._numbers, self._seed = bends, numbers, seed
-        edges = [edge for bend in bends for edge in bend.outputs]
+    def __init__(self, calls: Sequence[CurvedCall], loss: Tensor, numbers: Tensor, seed: int) -> None:
+        self._calls, self._numbers, self._seed = calls, numbers, seed
+        edges = [edge for call in calls for edge in call.outputs]
         slopes = iter(torch.autograd.grad(loss, edges, retain_graph=True, allow_unused=True))
-        self._locals = [_Local(bend, [next(slopes) for _ in bend.outputs]) for bend in bends]
-        self.inputs = [value for bend in bends for value in bend.inputs]
+        self._locals = [_Local(call, [next(slopes) for _ in call.outputs]) for call in calls]
+        self.inputs = [value for call in calls for value in call.inputs]
         self._scales: list[list[Tensor]] = []
-        for number, (bend, local) in enumerate(zip(bends, self._locals, strict=True)):
+        for number, (call, local) in enumerate(zip(calls, self._locals, strict=True)):
             probe = [part[0] for part in self._signs(number, range(1), "scale of ")]
-            axes = bend.axes
+            axes = call.axes
             fronts = [part.movedim(axis, 0) for part, axis in zip(local.product(probe), axes, strict=True)]
-            scales = [_scale(part, bend.entrywise) for part in fronts]
+            scales = [_scale(part, call.entrywise) for part in fronts]
             if local.is_product:
-                inputs = [value.movedim(axis, 0) for value, axis in zip(bend.inputs, axes, strict=True)]
+                inputs = [value.movedim(axis, 0) for value, axis in zip(call.inputs, axes, strict=True)]
                 scales = [scales[0] * _balance(len(numbers), *inputs)]
             self._scales.append([part.movedim(0, axis) for part, axis in zip(scales, axes, strict=False)])
         self._inverse = [[torch.where(s > 0, 1 / s, 0.0) for s in scales] for scales in self._scales]
@@ -228,7 +228,7 @@ class BendColumns:
         for number, local in enumerate(self._locals):
             scales, inverse = self._scales[number], self._inverse[number]
             signs = self._signs(number, draws, inputs=len(scales))
-            pairs: list[list[Tensor]] = [[] for _ in self._bends[number].inputs]
+            pairs: list[list[Tensor]] = [[] for _ in self._calls[number].inputs]
             for k in range(len(draws)):
                 firsts = [scale * z[k] for scale, z in zip(scales, signs, strict=True)]
                 seconds = local.product([scale * z[k] for scale, z in zip(inverse, signs, strict=True)])
@@ -246,30 +246,30 @@ class BendColumns:
         """Σ_m aᵀ R_m a for changes `a` of all inputs."""
         rest = iter(moves)
         total = torch.zeros((), dtype=torch.float64)
-        for local, bend in zip(self._locals, self._bends, strict=True):
-            some = [next(rest) for _ in bend.inputs]
+        for local, call in zip(self._locals, self._calls, strict=True):
+            some = [next(rest) for _ in call.inputs]
             total = total + sum(float((a * b).sum()) for a, b in zip(some, local.product(some), strict=True))
         return total
 
     def _signs(self, number: int, draws: range, of: str = "", inputs: int | None = None) -> list[Tensor]:
         """Signs (draws, *shape) for the first so many inputs of an operation: those of a sample are its own."""
-        n, axes = len(self._numbers), self._bends[number].axes
+        n, axes = len(self._numbers), self._calls[number].axes
         return [
             Signs(self._seed, f"{STREAM}, {of}{number}.{place}")
             .draw(self._numbers, draws, value.numel() // n, value.dtype)
             .reshape(-1, *value.movedim(axes[place], 0).shape)
             .movedim(1, 1 + axes[place])
-            for place, value in enumerate(self._bends[number].inputs[:inputs])
+            for place, value in enumerate(self._calls[number].inputs[:inputs])
         ]
 
 
 class _Local:
     """The Hessian of ⟨slopes, operation⟩ with respect to the operation's inputs, by products."""
 
-    def __init__(self, bend: Bend, slopes: Sequence[Tensor | None]) -> None:
-        self._inputs = [value.detach().requires_grad_() for value in bend.inputs]
+    def __init__(self, call: CurvedCall, slopes: Sequence[Tensor | None]) -> None:
+        self._inputs = [value.detach().requires_grad_() for value in call.inputs]
         with torch.enable_grad():
-            outputs = bend.function(self._inputs)
+            outputs = call.function(self._inputs)
             reached = [(value, slope) for value, slope in zip(outputs, slopes, strict=True) if slope is not None]
             gradients: Sequence[Tensor] = ()
             if reached:

@@ -6,14 +6,14 @@ operation that only looks linear) the two disagree and the parameter falls back 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 from torch import Tensor
 
 from flatscope.context import Context
 from flatscope.curvature.checked_pass import CheckedPass, SharedPass, gaussian
-from flatscope.curvature.curved_operations import NO_PLACES, BendColumns, Places
+from flatscope.curvature.curved_operations import NO_PLACES, CurvedColumns, Places
 from flatscope.curvature.output_hessian import output_root
 from flatscope.curvature.patches import input_matrix, normalised, output_matrix, weighted_inputs
 from flatscope.curvature.per_sample_gradients import over_positions
@@ -27,22 +27,22 @@ ROUNDING = 1e-13
 NOTHING = 1e-6  # of the parameter that moves the outputs most: what moves them less counts less, as it may be rounding
 
 
-def disagreeing_parameters(shared: SharedPass, curved: dict[str, str], bends: Places | None = None) -> dict[str, str]:
+def disagreeing_parameters(shared: SharedPass, not_looked_at: Collection[str], places: Places | None) -> dict[str, str]:
     """{parameter: reason} for exact-looking parameters whose true second derivative is another.
 
     Args:
         shared: a pass of the network, which this check may share with others.
-        curved: parameters that are not looked at.
-        bends: operations whose own curvature the sweep adds.
+        not_looked_at: parameters that the sweep does not give.
+        places: curved operations at which it has columns too.
     """
     ctx = shared.ctx
-    names = [name for name in ctx.problem.trainable if name not in curved]
+    names = [name for name in ctx.problem.trainable if name not in not_looked_at]
     if not names:
         return {}
     generator = ctx.generator("probe of the exact sweep")
     # Gaussian and not signs: a bias direction of equal signs is in the null space of the softmax Hessian.
     directions = {name: gaussian(ctx.params[name], generator) for name in names}
-    run = shared.of(bends or NO_PLACES)
+    run = shared.of(places or NO_PLACES)
     swept, true = _Swept(ctx, run, directions), shared.as_it_runs(run)
     if _agree_together(swept, true, directions):
         return {}
@@ -61,7 +61,7 @@ def disagreeing_parameters(shared: SharedPass, curved: dict[str, str], bends: Pl
 def _agree_together(swept: _Swept, run: CheckedPass, directions: Params) -> bool:
     """True where both ways agree along one direction of all parameters together, each of which counts about as much.
 
-    Between two layers the Hessian also has what a product of a weight and an activation is bent: 2⟨δ, v_W (dh)⟩, with δ
+    Between two layers the Hessian also has the second derivative of weight times activation, 2⟨δ, v_W (dh)⟩, with δ
     the gradient at the layer's output and dh how far the direction moves its input. So two products, whatever the
     number of parameters, clear most networks; where they do not agree each parameter is looked at by itself.
     """
@@ -72,7 +72,7 @@ def _agree_together(swept: _Swept, run: CheckedPass, directions: Params) -> bool
     scales = {name: 1 / max(size, least) if size else 1.0 for name, size in sizes.items()}
     moves, *others = swept.moves(sum(scales[name] * value for name, value in swept.along.items()))
     scaled = {name: scales.get(name, 1.0) * v for name, v in directions.items()}
-    parts = [float(swept.root.forms(moves).sum()), swept.bent(others), 2 * swept.between(others, scaled)]
+    parts = [float(swept.root.forms(moves).sum()), swept.at_curved(others), 2 * swept.between(others, scaled)]
     along = sum((run.gradients[name] * v).sum() for name, v in scaled.items())
     if not isinstance(along, Tensor) or not along.requires_grad:
         return False
@@ -107,7 +107,7 @@ def _quadratic_forms_by_factors(ctx: Context, swept: _Swept) -> tuple[dict[str, 
     for name, total in swept.along.items():
         end_in_time(ctx)
         moves, *others = swept.moves(total)  # Jv, (n, …)
-        forms[name] = float(swept.root.forms(moves).sum()) + swept.bent(others)
+        forms[name] = float(swept.root.forms(moves).sum()) + swept.at_curved(others)
         lengths[name] = 2 * float(moves.square().sum())
     return forms, lengths
 
@@ -124,7 +124,7 @@ class _Swept:
     def __init__(self, ctx: Context, run: CheckedPass, directions: Params) -> None:
         self.root = output_root(ctx.problem.loss, run.outputs, run.targets)
         numbers = torch.arange(len(run.targets), device=run.targets.device)
-        self._local = BendColumns(run.bends, run.loss, numbers, ctx.seed) if run.bends else None
+        self._local = CurvedColumns(run.curved_calls, run.loss, numbers, ctx.seed) if run.curved_calls else None
         inner = self._local.inputs if self._local else []
         uses = [use for use in run.uses if use.weight in directions or use.bias in directions]
         uses = [use for use in uses if use.edge is not None]
@@ -150,7 +150,7 @@ class _Swept:
         assert isinstance(total, Tensor)
         return list(torch.autograd.grad(total, self._columns, retain_graph=True, materialize_grads=True))
 
-    def bent(self, others: list[Tensor]) -> float:
+    def at_curved(self, others: list[Tensor]) -> float:
         """Part of the quadratic form that comes from curved operations."""
         return float(self._local.forms(others[: len(self._local.inputs)])) if self._local else 0.0
 

@@ -125,8 +125,9 @@ def saved_bytes(run: Callable[[], object], ignored: set[int]) -> int | None:
     storages: dict[int, int] = {}
 
     def note(value: Tensor) -> Tensor:
-        if value.layout == torch.strided:  # a sparse constant is there anyway
-            storages[value.untyped_storage().data_ptr()] = value.untyped_storage().nbytes()
+        if value.layout != torch.strided:  # a sparse constant, which is there anyway
+            return value
+        storages[value.untyped_storage().data_ptr()] = value.untyped_storage().nbytes()
         return value
 
     try:

@@ -15,7 +15,7 @@ from typing import Literal
 
 from flatscope.context import Context
 from flatscope.curvature.coverage import not_covered_by_columns, not_covered_by_uses
-from flatscope.curvature.curved_operations import NO_PLACES, Places, find_bends
+from flatscope.curvature.curved_operations import NO_PLACES, Places, find_curved_places
 from flatscope.curvature.estimators import ProductDraws
 from flatscope.curvature.layer_directions import LayerDirections
 from flatscope.curvature.operators import activations, multiplications, sample_groups
@@ -188,9 +188,9 @@ def reached_at_curved_operations(ctx: Context) -> tuple[Places, dict[str, str]]:
     No operations where they would reach no more than columns at the outputs.
     """
     not_covered = find_not_covered(ctx, "hessian")
-    if places := ctx.structural(find_bends):
+    if places := ctx.structural(find_curved_places):
         try:
-            still = ctx.structural(not_covered_by_columns, bends=True)
+            still = ctx.structural(not_covered_by_columns, at_curved=True)
         except RuntimeError:  # an operation that cannot be run by itself, or differentiated twice
             return NO_PLACES, not_covered
         if len(still) < len(not_covered):
@@ -243,7 +243,7 @@ def cheaper_than_columns(ctx: Context, names: Collection[str], directions: int, 
     """
     if directions > ctx.effort.limits.dense_weights or not any(layer.weight in names for layer in ctx.network):
         return False
-    if ctx.effort.curvature != "hessian" or not ctx.structural(find_bends):
+    if ctx.effort.curvature != "hessian" or not ctx.structural(find_curved_places):
         return False
     return product_passes(ctx, directions) <= curved_passes(ctx, precision, directions)
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from flatscope.context import Context
 from flatscope.curvature.coverage import Uses, recorded_forward, uses_of
-from flatscope.curvature.curved_operations import NO_PLACES, BendColumns, BendRecorder, Places
+from flatscope.curvature.curved_operations import NO_PLACES, CurvedColumns, CurvedRecorder, Places
 from flatscope.curvature.memory import Plan, in_batches, plan_for, saved_bytes
 from flatscope.curvature.output_hessian import Columns, Root, output_root
 from flatscope.curvature.per_sample_gradients import (
@@ -73,14 +73,14 @@ def _recorded_shape(ctx: Context, dtype: torch.dtype) -> SweepShape:
     return SweepShape(root.count, root.per_draw, item * (2 * sum(sizes) + 2 * root.width), read)
 
 
-def sweep_plan(ctx: Context, columns: int, bent: bool = False) -> Plan:
+def sweep_plan(ctx: Context, columns: int, curved: bool = False) -> Plan:
     """Numbers of samples and columns that go together.
 
     What autograd keeps of a sample is no more than everything that is computed; it is measured where memory binds.
     """
     shape = sweep_shape(ctx)
     # Curved operations have a graph of their own beside the network's, and columns of the size of its activations.
-    times, limits = 2 if bent else 1, ctx.effort.limits
+    times, limits = 2 if curved else 1, ctx.effort.limits
     most = limits.kept_of_computed * ctx.structural(_computed_bytes)
     plan = plan_for(ctx, columns, times * (most + shape.read), times * shape.per_column)
     if plan.samples == ctx.problem.n_train and plan.columns == min(columns, limits.most_columns_together):
@@ -165,7 +165,7 @@ def backpropagated(
         places: curved operations, at whose inputs random columns have parts too.
     """
     inputs, targets = batch
-    rule = BendRecorder(places)
+    rule = CurvedRecorder(places)
     _, outputs, calls = recorded_forward(ctx, inputs, rule if places else None)
     if not rule.complete:
         ways = "a batch of samples takes another way through the network than the first ones"
@@ -176,7 +176,7 @@ def backpropagated(
     root, local = output_root(ctx.problem.loss, outputs, targets), None
     if places:
         with torch.enable_grad():
-            local = BendColumns(rule.bends, ctx.problem.loss(outputs, targets).sum(), numbers, ctx.seed)
+            local = CurvedColumns(rule.calls, ctx.problem.loss(outputs, targets).sum(), numbers, ctx.seed)
     given = [outputs, *(local.inputs if local else ())]
     blocks: Iterator[Columns]
     if draws is None:
@@ -218,7 +218,7 @@ def _covered_uses(ctx: Context, calls: list[LayerUse[Tensor]], not_covered: dict
 
 
 def _drawn_blocks(
-    root: Root, width: int, draws: range, signs: Callable[[range], Tensor], local: BendColumns | None
+    root: Root, width: int, draws: range, signs: Callable[[range], Tensor], local: CurvedColumns | None
 ) -> Iterator[Columns]:
     """Random columns, at most `width` at a time but those of one draw together."""
     step = max(1, width // (2 if local else root.per_draw))

@@ -20,7 +20,7 @@ import flatscope as fs
 from flatscope.context import Context, Effort
 from flatscope.curvature import checked_pass, columns, hessian_check
 from flatscope.curvature.columns import column_sweep
-from flatscope.curvature.curved_operations import Bend, BendColumns, Places, find_bends
+from flatscope.curvature.curved_operations import CurvedCall, CurvedColumns, Places, find_curved_places
 from flatscope.curvature.layer_directions import DIRECTIONS
 from flatscope.curvature.operators import Hessian
 from flatscope.curvature.route import reached_at_curved_operations
@@ -114,8 +114,8 @@ def test_the_mean_over_all_signs_is_the_operations_hessian(operation: str, monke
     slopes = torch.randn(output.shape, generator=generator, dtype=torch.float64).pow(3)  # of very different sizes
     places, axes = [("", 0, number) for number in range(len(own))], [0] * len(own)
     edges, entrywise = [get_gradient_edge(output)], operation == "entry by entry"
-    bend = Bend(lambda inputs: [function(*inputs)], own, edges, entrywise, places, axes)
-    columns = BendColumns([bend], (output * slopes).sum(), torch.arange(2), seed=0)
+    bend = CurvedCall(lambda inputs: [function(*inputs)], own, edges, entrywise, places, axes)
+    columns = CurvedColumns([bend], (output * slopes).sum(), torch.arange(2), seed=0)
     every = torch.tensor(list(itertools.product([1.0, -1.0], repeat=4 * n_inputs)), dtype=torch.float64)
     signs = [part[:, None].expand(-1, 2, -1) for part in every.split(4, dim=1)]
     monkeypatch.setattr(columns, "_signs", lambda *_, inputs: signs[:inputs])
@@ -274,7 +274,7 @@ def test_operations_that_overwrite_their_input() -> None:
     assert mean is not None
     assert abs(float(mean.value - true)) < 4.5 * float(mean.stderr)
     tiny = _built("read again", InPlace(True), (3,), 2, ("first", "last"), piecewise_linear=False)
-    assert find_bends(Context(tiny.problem())) is None, "left to products"
+    assert find_curved_places(Context(tiny.problem())) is None, "left to products"
 
 
 def test_only_values_that_are_less_precise_than_asked_for_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -346,7 +346,7 @@ def test_one_direction_of_all_parameters_shows_what_was_misread(share: float, ag
         name: checked_pass.gaussian(ctx.params[name], ctx.generator("test")) for name in ctx.problem.trainable
     }
     assert together(ctx, directions, None) == agrees
-    places = ctx.cached(find_bends)
+    places = ctx.cached(find_curved_places)
     assert together(ctx, directions, places), "with its bends it does"
 
 
