@@ -6,12 +6,10 @@ values decide), as they are in plain words (the recorded program), and where par
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import chain
 
-import torch
 from torch import Tensor, nn
 
 from flatscope.network.linearity import choice_in
@@ -29,7 +27,7 @@ from flatscope.network.program import (
     two_orders,
 )
 from flatscope.network.surveys import Survey, Surveyed, Surveys, survey, surveyed
-from flatscope.network.watching import Rule, replay
+from flatscope.network.watching import Rule, read
 from flatscope.params import Params
 from flatscope.samples import Batch, Inputs, copies, output_tensor, parts_of
 
@@ -102,9 +100,8 @@ def _first_pass(model: nn.Module, inputs: Inputs, params: Params) -> _FirstPass:
         return own.follow
 
     plainly = ProgramRecorder(params, inputs, received.keep)
-    with planned(model, rule), torch.enable_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about gradients, which only this pass asks for
-        outputs = output_tensor(replay(model, inputs, in_parts(plainly.follow), params))
+    with planned(model, rule):
+        outputs = output_tensor(read(model, inputs, in_parts(plainly.follow), params))
     ((meetings, own),) = rules
     program = own.program(outputs)
     free = {name: value for name, value in params.items() if value.requires_grad}

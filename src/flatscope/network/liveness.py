@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from flatscope.network.passes import graph_nodes
 from flatscope.network.planned import planned
 from flatscope.network.program import NO_MEMORY, Program, ProgramRecorder, Slot
-from flatscope.network.watching import Operation, Rule, address_of, is_question, replay, tensors_in, with_tensors
+from flatscope.network.watching import Operation, Rule, address_of, is_question, read, tensors_in, with_tensors
 from flatscope.params import Params, copied
 from flatscope.samples import Inputs, copies
 
@@ -159,5 +159,5 @@ def _leaves(model: nn.Module) -> Params:
 
 def _run(model: nn.Module, inputs: Inputs, leaves: Params, rule: Rule) -> Any:
     """Run the model with the rule in the place of every operation of its own forward."""
-    with planned(model, lambda _: rule), torch.enable_grad():
-        return replay(model, inputs, Operation.run, leaves)
+    with planned(model, lambda _: rule):
+        return read(model, inputs, Operation.run, leaves)

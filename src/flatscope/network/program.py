@@ -7,7 +7,6 @@ over the steps. The record holds no tensors: numbers that depend on values need 
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -27,7 +26,7 @@ from flatscope.network.watching import (
     instances_in,
     is_in_place,
     is_question,
-    replay,
+    read,
     watched,
     written_out,
 )
@@ -152,10 +151,7 @@ def record(model: nn.Module, inputs: Inputs, params: Params, keep: Keep | None =
         keep: what to do with tensors while they are there.
     """
     recorder = ProgramRecorder(params, inputs, keep)
-    with torch.enable_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about gradients, which only this pass asks for
-        output = output_tensor(replay(model, inputs, in_parts(recorder.follow), params))
-    return recorder.program(output)
+    return recorder.program(output_tensor(read(model, inputs, in_parts(recorder.follow), params)))
 
 
 def in_parts(rule: Rule) -> Rule:

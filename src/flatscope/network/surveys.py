@@ -13,7 +13,7 @@ from flatscope.network.expansions import EXPANSIONS
 from flatscope.network.operations import TABLE
 from flatscope.network.planned import plan_of
 from flatscope.network.products import LAYER_CALLS, LOOKUPS, Product
-from flatscope.network.watching import Operation, output_tensors, replay
+from flatscope.network.watching import Operation, output_tensors, read
 from flatscope.network.weights import Key, WeightPlan, Writer
 from flatscope.samples import Inputs, one_more, parts_of
 
@@ -118,8 +118,7 @@ class Surveyed:
 def survey(model: nn.Module, example: Inputs, constants: bool = False) -> Surveyed:
     """Look at one forward pass; with `constants` what multiplies rows of constants is a layer."""
     found = Survey(model, [], len(parts_of(example)[0]), constants)
-    with torch.enable_grad():
-        outputs = output_tensors(replay(model, example, found.follow))
+    outputs = output_tensors(read(model, example, found.follow))
     return surveyed(found, outputs, {name: value for name, value in model.named_parameters() if value.requires_grad})
 
 

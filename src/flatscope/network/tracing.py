@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,7 +16,7 @@ from flatscope.network.products import AFFINE_NORMS, WEIGHT_CALLS, masked_name
 from flatscope.network.scales import ScaleStep, constant_labels
 from flatscope.network.ties import CONSTANT, Labels
 from flatscope.network.units import Graph, LayerRecord, graph_of
-from flatscope.network.watching import Operation, fitting, run, tensors_in, two_samples
+from flatscope.network.watching import Operation, fitting, read_outputs, tensors_in, two_samples
 from flatscope.network.weights import Weights
 from flatscope.params import copied
 from flatscope.samples import Inputs, parts_of
@@ -48,9 +47,8 @@ def trace(model: nn.Module, example: Inputs, inner: bool = False, frozen: Collec
     for value in network.parameters():
         value.requires_grad_(value.is_floating_point())
     tracer = _Tracer(network, inputs, Labels(inner))
-    with own_settings(), torch.enable_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about gradients, which only this pass asks for
-        outputs = run(network, inputs, tracer.follow)
+    with own_settings():
+        outputs = read_outputs(network, inputs, tracer.follow)
     tracer.finish(outputs)
     return graph_of(tracer.book, list(tracer.layers.values()), tracer.other_uses, tracer.marks, tracer.joins, frozen)
 

@@ -10,6 +10,7 @@ Also the check behind every rewriting of a network: it must still be the same fu
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
@@ -127,6 +128,16 @@ def replay(model: nn.Module, inputs: Inputs, rules: Rule | Sequence[Rule], param
             handle.remove()
 
 
+def read(model: nn.Module, inputs: Inputs, rules: Rule | Sequence[Rule], params: Params | None = None) -> Any:
+    """A pass for what can be seen of a network: with gradients, and without warnings about them; see `replay`.
+
+    Every reading of structure starts here; passes for values call `replay`, or hand rules to `Problem.forward`.
+    """
+    with torch.enable_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return replay(model, inputs, rules, params)
+
+
 class watched(TorchFunctionMode):  # noqa: N801  used as a function
     """Inside the block every torch function is handed to the rule, which gives its result.
 
@@ -216,10 +227,10 @@ def address_of(tensor: Tensor) -> int | None:
         return None
 
 
-def run(model: nn.Module, inputs: Inputs, rule: Any) -> list[Tensor]:
-    """Output tensors of a watched forward pass; a failing forward is the user's to see."""
+def read_outputs(model: nn.Module, inputs: Inputs, rule: Rule) -> list[Tensor]:
+    """Output tensors of a reading; a failing forward is the user's to see."""
     try:
-        raw = replay(model, inputs, rule)
+        raw = read(model, inputs, rule)
     except FlatscopeError:
         raise
     except Exception as problem:

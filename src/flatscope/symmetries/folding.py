@@ -22,7 +22,7 @@ from flatscope.network.plain import acting_name, plain
 from flatscope.network.planned import plan_of, set_plan
 from flatscope.network.products import LAYER_CALLS, NORM_ORDER, norm_as_affine
 from flatscope.network.units import entry_channels
-from flatscope.network.watching import Operation, fitting, refuse_if_different, run, tensors_in, two_samples
+from flatscope.network.watching import Operation, fitting, read_outputs, refuse_if_different, tensors_in, two_samples
 from flatscope.network.weights import WeightPlan
 from flatscope.samples import Inputs
 
@@ -167,7 +167,7 @@ def _norm(call: Operation, module: str, mean: str) -> _Norm:
 
 def _watch(model: nn.Module, inputs: Inputs) -> _Uses:
     uses = _Uses()
-    for output in run(model, inputs, uses.follow):
+    for output in read_outputs(model, inputs, uses.follow):
         uses.read_by[uses.identity(output)].append(None)
     return uses
 
