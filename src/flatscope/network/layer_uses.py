@@ -47,6 +47,11 @@ class Roles:
             return Role(name, "masked")
         return self._whole.get(id(value)) or self._views.get(address_of(value) or 0)
 
+    def name_of(self, value: Any) -> str | None:
+        """Name of the parameter that a tensor is, as it is or under a mask; None for any other."""
+        role = self.of(value)
+        return None if role is None or role.form == "view" else role.parameter
+
 
 @dataclass(frozen=True)
 class LayerUse(Generic[V]):

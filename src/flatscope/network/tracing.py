@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from flatscope.isolation import own_settings
+from flatscope.network.layer_uses import Roles
 from flatscope.network.layers import layer_name
 from flatscope.network.operations import LEAVES_TORCH, TABLE
-from flatscope.network.products import AFFINE_NORMS, WEIGHT_CALLS, masked_name
+from flatscope.network.products import AFFINE_NORMS, WEIGHT_CALLS
 from flatscope.network.scales import ScaleStep, constant_labels
 from flatscope.network.ties import CONSTANT, Labels
 from flatscope.network.units import Graph, LayerRecord, graph_of
@@ -76,7 +77,7 @@ class _Tracer:
     def __post_init__(self) -> None:
         self._tracked: dict[Tensor, _Tracked] = {}
         self._weights = Weights(self.network)
-        self._names = {id(value): name for name, value in self.network.named_parameters()}
+        self._roles = Roles(dict(self.network.named_parameters()))
         self._modules = dict(self.network.named_modules())
         self._place = ""
         for part in parts_of(self.inputs):
@@ -159,13 +160,13 @@ class _Tracer:
         if kind == "batchnorm":
             self.book.wall(labels, f"{step.op.place}, not folded")
         channels = self.book.tie_over(labels, others, step.op.place).flatten()
-        name = self._names.get(id(weight)) or masked_name(weight)
-        if name is None or (bias is not None and id(bias) not in self._names):
+        name, bias_name = self._roles.name_of(weight), self._roles.name_of(bias)
+        if name is None or (bias is not None and bias_name is None):
             return self._constant_map(step, kind, given, channels, axis), sources
         groups = weight.shape[0] if kind == "batchnorm" else int(given.get("groups", 1))
         n_out = weight.shape[1] * groups if kind == "transposed" else weight.shape[0]
         record = self._record(name, kind, groups, channels, n_out)
-        record.use(self.book, channels, sources, self._names.get(id(bias)), groups, kind)
+        record.use(self.book, channels, sources, bias_name, groups, kind)
         if record.kind != kind:  # used in two ways: everything about it is fixed
             return _fixed(step.result), frozenset({record.name})
         if record.depthwise:  # no scale is shared across it, but its channels change places only together
@@ -209,7 +210,7 @@ class _Tracer:
         """Labels after the scale of a normalisation: inputs are fixed, channels start new classes."""
         if step.op.name in AFFINE_NORMS:
             given = step.op.named(*AFFINE_NORMS[step.op.name])
-            scale, shift = (self._names.get(id(given.get(name))) for name in ("weight", "bias"))
+            scale, shift = (self._roles.name_of(given.get(name)) for name in ("weight", "bias"))
             if scale is None or (shift is None) != (given.get("bias") is None):
                 return None
             labels = self._labels_of(given["input"])
@@ -228,7 +229,7 @@ class _Tracer:
 
     def _lookup(self, step: ScaleStep, weight: Tensor, sources: frozenset[str]) -> tuple[Any, frozenset[str]]:
         """Rows of a table: what is looked up is fixed, its columns start scales of their own."""
-        name = self._names.get(id(weight))
+        name = self._roles.name_of(weight)
         if name is None or step.op.named("input", "weight", "padding_idx", "max_norm").get("max_norm"):
             return _fixed(step.result), sources
         rows = _fixed_labels(weight.shape[0])

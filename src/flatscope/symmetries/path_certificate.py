@@ -20,8 +20,9 @@ from torch import Generator, Tensor, nn
 
 from flatscope.errors import NotApplicable
 from flatscope.network.jumps import Jumps
+from flatscope.network.layer_uses import Roles
 from flatscope.network.operations import TABLE
-from flatscope.network.products import LAYER_CALLS, masked_name
+from flatscope.network.products import LAYER_CALLS
 from flatscope.network.watching import Operation, replay, tensors_in, with_tensors
 from flatscope.params import Params, copied
 from flatscope.samples import Inputs, moved
@@ -139,7 +140,7 @@ class _Run:
     def __init__(self, of: ActivationCertificate, epsilon: float) -> None:
         self._of, self._epsilon = of, epsilon
         self.params = {name: value.detach().requires_grad_() for name, value in of.params.items()}
-        self._names = {id(value): name for name, value in self.params.items()}
+        self._roles = Roles(self.params)
         still = torch.zeros((), dtype=torch.float64)
         self._bounds = {value: still.to(value.device).expand(value.shape) for value in self.params.values()}
         self._jumps = Jumps(self._bounds, "no radius")
@@ -175,7 +176,7 @@ class _Run:
             raise NotApplicable(f"needs inputs of real numbers; {op.place} looks words up in a table")
         given = op.named(*order)
         weight, signal, bias = given["weight"], given["input"], given.get("bias")
-        layer = self._of.layers.get(self._names.get(id(weight)) or masked_name(weight) or "")
+        layer = self._of.layers.get(self._roles.name_of(weight) or "")
         if layer is None:
             raise NotApplicable(f"needs a network of layers and ReLUs; the weight of {op.place} is computed")
         shape = [1] * signal.ndim
