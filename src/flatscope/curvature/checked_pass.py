@@ -100,7 +100,7 @@ def checked_pass(
     targets = batch[1].to(dtype) if batch[1].is_floating_point() else batch[1]
     leaves = {name: params[name].detach().requires_grad_() for name in ctx.problem.trainable}
     params |= leaves
-    recorder, curved = LayerRecorder(params, True, ctx.network.axes), CurvedRecorder(places or NO_PLACES)
+    recorder, curved = LayerRecorder(params, isolate=True, axes=ctx.network.axes), CurvedRecorder(places or NO_PLACES)
     own_views = [in_parts(curved.follow)] if places else []
     own_views += [recorder.follow] if places is not None else []
     with torch.enable_grad(), FastConvolutions():

@@ -123,10 +123,10 @@ def not_covered_by_columns(ctx: Context, at_curved: bool = False) -> dict[str, s
 def recorded_forward(
     ctx: Context, inputs: Inputs, curved: CurvedRecorder | None = None
 ) -> tuple[Params, Tensor, list[LayerUse[Tensor]]]:
-    """Run the network forward with every layer on its own view of its input; leaves, outputs, calls."""
+    """Run the network forward with every layer on its own view of its input; leaves, outputs, uses."""
     leaves = ctx.leaves()
     params = {**ctx.params, **leaves}
-    recorder = LayerRecorder(params, True, ctx.network.axes)
+    recorder = LayerRecorder(params, isolate=True, axes=ctx.network.axes)
     own_views = [in_parts(curved.follow)] if curved else []
     with torch.enable_grad():
         outputs = ctx.forward(inputs, params, [*own_views, recorder.follow])
@@ -144,28 +144,28 @@ def rows_per_sample(ctx: Context) -> dict[str, int]:
 
 
 CHECKED_SAMPLES = 3
-Uses = list[list[LayerUse[Tensor]]]
+ByWeight = list[list[LayerUse[Tensor]]]
 
 
-def uses_of(calls: list[LayerUse[Tensor]]) -> Uses:
-    """The calls whose flow was seen, those of one weight together."""
+def by_weight(uses: list[LayerUse[Tensor]]) -> ByWeight:
+    """The uses whose flow was seen, those of one weight together."""
     found: dict[tuple[str, str | None, str], list[LayerUse[Tensor]]] = {}
-    for call in calls:
-        if call.edge is not None and not call.opaque and call.kind != "lookup":
-            found.setdefault((call.weight, call.bias, call.kind), []).append(call)
+    for use in uses:
+        if use.edge is not None and not use.opaque and use.kind != "lookup":
+            found.setdefault((use.weight, use.bias, use.kind), []).append(use)
     return list(found.values())
 
 
 def not_covered_by_uses(ctx: Context) -> dict[str, str]:
     """{parameter: reason} for trainable parameters whose gradients the recorded layers do not give."""
     inputs, _ = next(iter(ctx.batches(size=CHECKED_SAMPLES)))
-    leaves, outputs, calls = recorded_forward(ctx, inputs)
+    leaves, outputs, uses = recorded_forward(ctx, inputs)
     column = torch.randn(outputs.shape, generator=ctx.generator("check of recorded gradients"), dtype=torch.float64)
     column = column.to(outputs)
     given = torch.autograd.grad(outputs, list(leaves.values()), column, retain_graph=True, allow_unused=True)
     known = not_covered_by_record(ctx)
-    uses = [group for group in uses_of(calls) if group[0].weight not in known]
-    found, times = recorded_gradients(ctx, outputs, uses, column)
+    covered = [group for group in by_weight(uses) if group[0].weight not in known]
+    found, times = recorded_gradients(ctx, outputs, covered, column)
     eps = torch.finfo(outputs.dtype).eps
     lengths = [0.0 if gradient is None else float(gradient.norm()) for gradient in given]
     least = 10 * eps * max(lengths, default=0.0)  # some are zero but for rounding, as of a bias of attention's keys
@@ -183,20 +183,20 @@ def not_covered_by_uses(ctx: Context) -> dict[str, str]:
 
 
 def recorded_gradients(
-    ctx: Context, outputs: Tensor, uses: Uses, column: Tensor
+    ctx: Context, outputs: Tensor, groups: ByWeight, column: Tensor
 ) -> tuple[dict[str, Tensor], Counter[str]]:
     """Gradients of one column by parameter, summed over the samples, and the groups of uses that they come from."""
-    edges = [call.edge for calls in uses for call in calls if call.edge is not None]
+    edges = [use.edge for uses in groups for use in uses if use.edge is not None]
     if not edges:
         return {}, Counter()
     rows = iter(torch.autograd.grad(outputs, edges, column, retain_graph=True, allow_unused=True))
     found: dict[str, Tensor] = {}
     times: Counter[str] = Counter()
-    for calls in uses:
-        reached = [(call, s[:, None]) for call in calls if (s := next(rows)) is not None]
+    for uses in groups:
+        reached = [(use, s[:, None]) for use in uses if (s := next(rows)) is not None]
         if not reached:
             continue
-        flow = Flow([call for call, _ in reached], [s for _, s in reached], None, None)
+        flow = Flow([use for use, _ in reached], [s for _, s in reached], None, None)
         parts = {} if flow.bias is None else {flow.bias: vector_gradients(flow)}
         if flow.kind == "batchnorm":
             parts[flow.weight] = scale_gradients(flow)

@@ -34,7 +34,7 @@ from flatscope.params import Params
 class Flow:
     """Inputs and columns at the uses of one weight, of one batch."""
 
-    calls: Sequence[LayerUse[Tensor]]  # the uses
+    uses: Sequence[LayerUse[Tensor]]
     columns: Sequence[Tensor]  # at the output of each use, (n, k, …)
     back: Tensor | None  # at the input of the only use, (n, k, …), where it was asked for
     signs: Tensor | None  # of the columns, (n, k)
@@ -42,17 +42,17 @@ class Flow:
     @property
     def weight(self) -> str:
         """Name of the weight."""
-        return self.calls[0].weight
+        return self.uses[0].weight
 
     @property
     def bias(self) -> str | None:
         """Name of the bias."""
-        return self.calls[0].bias
+        return self.uses[0].bias
 
     @property
     def kind(self) -> str:
         """Kind of the layer."""
-        return self.calls[0].kind
+        return self.uses[0].kind
 
 
 @dataclass(frozen=True)
@@ -66,10 +66,8 @@ class Forms:
 
 def matrices(flow: Flow, weight: Tensor) -> tuple[Tensor, Tensor]:
     """Inputs (n, g, features, t) and columns (n, k, g, rows, t) of all uses, one behind the other in t."""
-    inputs = [input_matrix(call.input.detach(), weight, call.kind, call.settings) for call in flow.calls]
-    outputs = [
-        output_matrix(s, weight, call.kind, call.settings) for call, s in zip(flow.calls, flow.columns, strict=True)
-    ]
+    inputs = [input_matrix(use.input.detach(), weight, use.kind, use.settings) for use in flow.uses]
+    outputs = [output_matrix(s, weight, use.kind, use.settings) for use, s in zip(flow.uses, flow.columns, strict=True)]
     return (inputs[0], outputs[0]) if len(inputs) == 1 else (torch.cat(inputs, dim=-1), torch.cat(outputs, dim=-1))
 
 
@@ -82,8 +80,8 @@ def vector_gradients(flow: Flow) -> Tensor:
 def scale_gradients(flow: Flow) -> Tensor:
     """Gradients (n, k, channels) of a BatchNorm's scale."""
     first, *more = (
-        over_positions(normalised(call.input.detach(), call.settings)[:, None] * s, "conv")
-        for call, s in zip(flow.calls, flow.columns, strict=True)
+        over_positions(normalised(use.input.detach(), use.settings)[:, None] * s, "conv")
+        for use, s in zip(flow.uses, flow.columns, strict=True)
     )
     return sum(more, start=first)
 
@@ -95,14 +93,14 @@ def over_positions(values: Tensor, kind: str) -> Tensor:
     return values.flatten(3).sum(3) if values.ndim > 3 else values
 
 
-def by_positions(calls: Sequence[LayerUse[Any]], weight: Tensor, k: int) -> bool:
+def by_positions(uses: Sequence[LayerUse[Any]], weight: Tensor, k: int) -> bool:
     """True for so few positions against weights that t × t overlaps cost less than weight gradients."""
-    call = calls[0]
-    if call.kind not in ("dense", "conv") or int(call.settings.get("groups", 1)) > 1:
+    use = uses[0]
+    if use.kind not in ("dense", "conv") or int(use.settings.get("groups", 1)) > 1:
         return False
     rows, features = weight.shape[0], weight[0].numel()
-    channels = call.output_shape[-1] if call.kind == "dense" else call.output_shape[1]
-    positions = sum(math.prod(use.output_shape[1:]) // channels for use in calls)
+    channels = use.output_shape[-1] if use.kind == "dense" else use.output_shape[1]
+    positions = sum(math.prod(use.output_shape[1:]) // channels for use in uses)
     return positions > 1 and positions * (features + k * rows) < k * rows * features
 
 
@@ -113,7 +111,7 @@ def weight_forms(flow: Flow, u: Tensor, s: Tensor, weight: Tensor) -> Forms:
         back, along = _along_one_position(u[:, 0, :, 0], s[:, :, 0, :, 0], weight)
         return Forms(length * s[:, :, 0, :, 0].square().sum(2), length * back.square().sum(2), along)
     matrix = by_output(weight, flow.kind, s.shape[2])  # W̄
-    if by_positions(flow.calls, weight, s.shape[1]):
+    if by_positions(flow.uses, weight, s.shape[1]):
         trace, relative = _by_overlaps(u[:, 0], s[:, :, 0], matrix)
         return Forms(trace, relative, along_inputs(flow, u[:, 0], s[:, :, 0], weight))
     return _by_gradients(flow, u, s, weight, matrix)
@@ -152,7 +150,7 @@ def over_pairs(s: Tensor, overlap: Tensor) -> Tensor:
 def along_inputs(flow: Flow, u: Tensor, s: Tensor, weight: Tensor) -> Tensor:
     """⟨G_c, w(j)⟩ = Σ_t φ_{j,t} (Wᵀ s_c)_{j,t}, from what the backward pass sent to the input: (n, k, in)."""
     if flow.back is not None:
-        return over_positions(flow.calls[0].input.detach()[:, None] * flow.back, flow.kind)
+        return over_positions(flow.uses[0].input.detach()[:, None] * flow.back, flow.kind)
     # The network's own input has no gradient: apply the weights of one input feature at a time instead.
     by_channel = u.reshape(len(u), weight.shape[1], -1, u.shape[-1])  # (n, in, taps, t)
     taps = weight.reshape(*weight.shape[:2], -1)  # (out, in, taps)

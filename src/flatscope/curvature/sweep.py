@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from flatscope.context import Context
-from flatscope.curvature.coverage import Uses, recorded_forward, uses_of
+from flatscope.curvature.coverage import ByWeight, by_weight, recorded_forward
 from flatscope.curvature.curved_operations import NO_PLACES, CurvedColumns, CurvedRecorder, Places
 from flatscope.curvature.memory import Plan, in_batches, plan_for, saved_bytes
 from flatscope.curvature.output_hessian import Columns, Root, output_root
@@ -166,12 +166,12 @@ def backpropagated(
     """
     inputs, targets = batch
     rule = CurvedRecorder(places)
-    _, outputs, calls = recorded_forward(ctx, inputs, rule if places else None)
+    _, outputs, uses = recorded_forward(ctx, inputs, rule if places else None)
     if not rule.complete:
         ways = "a batch of samples takes another way through the network than the first ones"
         raise NotApplicable(f"{ways}; precision=0 (on the command line --precision 0) takes products")
-    uses = _covered_uses(ctx, calls, not_covered, len(targets))
-    if not uses:
+    groups = _covered_uses(ctx, uses, not_covered, len(targets))
+    if not groups:
         return
     root, local = output_root(ctx.problem.loss, outputs, targets), None
     if places:
@@ -190,31 +190,31 @@ def backpropagated(
             local,
         )
     for block in blocks:
-        yield _flows(ctx, given, len(targets), uses, block)
+        yield _flows(ctx, given, len(targets), groups, block)
 
 
 def gradient_flows(ctx: Context, batch: Batch, not_covered: dict[str, str]) -> Iterator[Flow]:
     """Flows through the layers of a single column: the gradient of every sample's loss."""
     inputs, targets = batch
-    _, outputs, calls = recorded_forward(ctx, inputs)
+    _, outputs, uses = recorded_forward(ctx, inputs)
     leaf = outputs.detach().requires_grad_()
     with torch.enable_grad():
         (slope,) = torch.autograd.grad(ctx.problem.loss(leaf, targets).sum(), leaf)
-    uses = _covered_uses(ctx, calls, not_covered, len(targets))
-    return _flows(ctx, [outputs], len(targets), uses, Columns(slope[None])) if uses else iter(())
+    groups = _covered_uses(ctx, uses, not_covered, len(targets))
+    return _flows(ctx, [outputs], len(targets), groups, Columns(slope[None])) if groups else iter(())
 
 
-def _covered_uses(ctx: Context, calls: list[LayerUse[Tensor]], not_covered: dict[str, str], n: int) -> Uses:
-    """The calls of layers that are not left out.
+def _covered_uses(ctx: Context, uses: list[LayerUse[Tensor]], not_covered: dict[str, str], n: int) -> ByWeight:
+    """The uses of covered parameters by weight.
 
     Samples that pass a layer in another way than those by which it was judged have no columns there.
     """
     covered = set(ctx.problem.trainable) - set(not_covered)
-    for call in calls:
-        if covered & {call.weight, call.bias} and (call.opaque or len(by_samples(call, n).input) != n):
-            layer = layer_name(call.weight, dict(ctx.problem.model.named_modules()))
+    for use in uses:
+        if covered & {use.weight, use.bias} and (use.opaque or len(by_samples(use, n).input) != n):
+            layer = layer_name(use.weight, dict(ctx.problem.model.named_modules()))
             raise NotApplicable(f"values of the samples decide how {layer} is used, differently in some batches")
-    return [group for group in uses_of(calls) if covered & {group[0].weight, group[0].bias}]
+    return [group for group in by_weight(uses) if covered & {group[0].weight, group[0].bias}]
 
 
 def _drawn_blocks(
@@ -228,24 +228,24 @@ def _drawn_blocks(
         yield block.with_inner(local.drawn(some)) if local else block
 
 
-def _flows(ctx: Context, given: list[Tensor], n: int, uses: Uses, block: Columns) -> Iterator[Flow]:
+def _flows(ctx: Context, given: list[Tensor], n: int, groups: ByWeight, block: Columns) -> Iterator[Flow]:
     """Flows through the layers of a block of columns at the outputs, and at the inputs of curved operations."""
     k = len(block.values)
-    through = [calls[0] for calls in uses if _wanted_back(ctx, calls, n, k)]
-    wanted = [call for calls in uses for call in calls]
-    ends: list[Any] = [call.edge for call in wanted] + [call.input for call in through]
+    through = [uses[0] for uses in groups if _wanted_back(ctx, uses, n, k)]
+    wanted = [use for uses in groups for use in uses]
+    ends: list[Any] = [use.edge for use in wanted] + [use.input for use in through]
     found = stacked_backward(given, ends, [block.values, *block.inner])
-    back = {id(call): found[len(wanted) + i] for i, call in enumerate(through)}
+    back = {id(use): found[len(wanted) + i] for i, use in enumerate(through)}
     signs = None if block.signs is None else block.signs.T
     at = 0
-    for calls in uses:
-        reached = [(call, s) for call, s in zip(calls, found[at : at + len(calls)], strict=True) if s is not None]
-        found[at : at + len(calls)] = [None] * len(calls)  # freed as soon as the layer is done
-        at += len(calls)
+    for uses in groups:
+        reached = [(use, s) for use, s in zip(uses, found[at : at + len(uses)], strict=True) if s is not None]
+        found[at : at + len(uses)] = [None] * len(uses)  # freed as soon as the layer is done
+        at += len(uses)
         if reached:
             sent = back.pop(id(reached[0][0]), None)
             columns = [s if len(s) == n else _columns_by_samples(s, n) for _, s in reached]
-            yield Flow([by_samples(call, n) for call, _ in reached], columns, sent, signs)
+            yield Flow([by_samples(use, n) for use, _ in reached], columns, sent, signs)
 
 
 def _wanted_back(ctx: Context, uses: Sequence[LayerUse[Any]], n: int, k: int) -> bool:

@@ -354,7 +354,7 @@ def _layer_share(ctx: Context, edges: ScalingEdges, sums: Params, flow: Flow) ->
         _add(sums, flow.weight, gradients, flow.signs)
         return edges.inner_products(flow, gradients * weight, lambda wanted: gradients[:, :, wanted])
     u, s = matrices(flow, weight)
-    if edges.holds(flow.weight) and by_positions(flow.calls, weight, s.shape[1]):
+    if edges.holds(flow.weight) and by_positions(flow.uses, weight, s.shape[1]):
         add_to(sums, VALUES, edges.squares(flow, u, s))
         along = along_inputs(flow, u[:, 0], s[:, :, 0], weight)
     else:
