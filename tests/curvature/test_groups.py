@@ -11,10 +11,11 @@ from scipy import stats
 
 import flatscope as fs
 from flatscope.context import Context
-from flatscope.curvature.estimators import ProductDraws
+from flatscope.curvature.estimators import Asked, HutchinsonDraws
 from flatscope.curvature.layer_directions import LayerDirections
 from flatscope.curvature.operators import Hessian
 from flatscope.curvature.random_signs import Signs
+from flatscope.limits import STANDARD
 from flatscope.ranks import Ranks
 
 
@@ -32,8 +33,8 @@ def test_groups_that_are_alike_tell_as_much_as_passes() -> None:
         operator._matrix.groups = operator.groups = groups
         values, variances = [], []
         for seed in range(300):
-            draws = ProductDraws(operator, Signs(seed, "t"), 12, bool)
-            draws.take(12)
+            draws = HutchinsonDraws(operator, Signs(seed, "t"), Asked(0.0, 12), STANDARD)
+            draws.draw(12)
             values.append(float(draws.spread.values({})["", "trace"]))
             freedom = max(1.0, float(draws.spread.freedom(("", "trace"))))
             student = float(stats.t.ppf(0.975, freedom) / stats.norm.ppf(0.975))

@@ -18,7 +18,7 @@ import flatscope as fs
 from flatscope.context import Context, Effort
 from flatscope.curvature import estimators, trace_by_products
 from flatscope.curvature.columns import column_sweep
-from flatscope.curvature.estimators import ProductDraws
+from flatscope.curvature.estimators import Asked, HutchinsonDraws
 from flatscope.curvature.layer_directions import LayerDirections
 from flatscope.curvature.operators import Hessian, sample_groups
 from flatscope.curvature.random_signs import Signs
@@ -66,8 +66,9 @@ def test_the_less_noisy_of_both_is_chosen(build: type[Tiny]) -> None:
         mean = found.of(layer.weight, "trace")
         if mean is None:
             continue
-        products = ProductDraws(LayerDirections(ctx, "trace", [layer.weight]), Signs(1, "t"), 16, bool)
-        products.take(256)
+        directions = LayerDirections(ctx, "trace", [layer.weight])
+        products = HutchinsonDraws(directions, Signs(1, "t"), Asked(0.0, 256), STANDARD)
+        products.draw(256)
         share = (float(products.spread.stderrs[layer.weight, "trace"]) / float(mean.stderr)) ** 2
         if not STANDARD.draw_cost / 4 < share < STANDARD.draw_cost * 4:
             assert (layer.weight in moved) == (share < STANDARD.draw_cost), f"{layer.name}: {share:.2g}"

@@ -143,17 +143,20 @@ class HutchinsonDraws(Sampler[DiagonalSums]):
     unit = PRODUCTS
 
     def __init__(self, operator: SymmetricOperator, signs: Signs, asked: Asked, limits: Limits) -> None:
-        self._operator, self._asked, self._limits = operator, asked, limits
+        self._operator, self._signs, self._asked, self._limits = operator, signs, asked, limits
         self._size = size = operator.size
         self._late = asked.late or bool
         at_once = limits.hurried_products if asked.late else limits.first_look
         self._block = max(1, min(at_once, allowed(limits.block_memory, operator.device) // (8 * size)))
-        self.draws = ProductDraws(operator, signs, self._block, self._late)
         self.first_look = max(2, -(-limits.first_look // operator.groups))
         self._may_deflate = asked.precision > 0 and 8 * size * limits.first_look <= allowed(
             limits.kept_memory, operator.device
         )
-        self._products = 0
+        self._products = self._next = 0  # all that were taken, and the number of the next draw
+        self._kept: list[Tensor] = []  # products for a deflation
+        self._basis: Tensor | None = None  # of the directions that a deflation took out
+        self._known: Readings = {}  # what these give
+        self.spread = Spread()
 
     @property
     def most(self) -> float:
@@ -169,14 +172,14 @@ class HutchinsonDraws(Sampler[DiagonalSums]):
         """Products with random signs, kept for a deflation as long as there are few."""
         keep = self._may_deflate and self.taken < self._limits.first_look
         count = until - self.taken if not self.taken else min(until, int(self.most)) - self.taken
-        self._products += self.draws.take(max(1, count), keep=keep)
-        self.taken = self.draws.spread.n
+        self._take(max(1, count), keep)
+        self.taken = self.spread.n
         return TIME_IS_UP if self._late() else ""
 
     def errors(self, precision: float) -> list[float]:
         """Relative standard errors of the values that have a row; none where the known part has a larger error."""
-        spread, found = self.draws.spread, []
-        values, stderrs = spread.values(self.draws.known), spread.stderrs
+        spread, found = self.spread, []
+        values, stderrs = spread.values(self._known), spread.stderrs
         for key in (key for key in values if self._operator.has_row(key[0])):
             known, least = self._asked.offsets.get(key, (0.0, 0.0))
             close = precision > 0 and bool((stderrs[key] <= least).all())
@@ -212,31 +215,19 @@ class HutchinsonDraws(Sampler[DiagonalSums]):
         first = self._limits.first_look
         enough = self.taken >= first and needed > self._limits.deflation_gain * first
         if self._may_deflate and enough and self._products + 2 * first <= self._asked.most_products:
-            self._products += self.draws.deflate()
+            self._deflate()
             self.taken, self._may_deflate = 0, False
         return False
 
     def result(self, ended: str) -> DiagonalSums:
         """The estimate."""
-        values = {key: value.cpu() for key, value in self.draws.spread.values(self.draws.known).items()}
-        stderrs = {key: value.cpu() for key, value in self.draws.spread.stderrs.items()}
+        values = {key: value.cpu() for key, value in self.spread.values(self._known).items()}
+        stderrs = {key: value.cpu() for key, value in self.spread.stderrs.items()}
         return DiagonalSums(values, stderrs, self._size, self._products, False, ended)
 
-
-class ProductDraws:
-    """Random products of an operator, with the directions of its large eigenvalues taken out if asked for."""
-
-    def __init__(self, operator: SymmetricOperator, signs: Signs, block: int, late: Callable[[], bool]) -> None:
-        self._operator, self._signs, self._block, self._late = operator, signs, block, late
-        self._next = 0
-        self._kept: list[Tensor] = []
-        self._basis: Tensor | None = None
-        self.known: Readings = {}
-        self.spread = Spread()
-
-    def take(self, count: int, keep: bool = False) -> int:
-        """Take some draws, two at least whatever the time; the number of products."""
-        first, last = self._next, self._next + count
+    def _take(self, count: int, keep: bool) -> None:
+        """Take some draws, two at least whatever the time; their products are kept where a deflation may come."""
+        last = self._next + count
         while self._next < last and not (self.spread.n > 1 and self._late()):
             some = range(self._next, min(self._next + self._block, last))
             readings, product = self._operator.by_groups(
@@ -246,9 +237,9 @@ class ProductDraws:
             self.spread.add(dict(zip(readings, parts, strict=True)))
             if keep:
                 self._kept.append(product)
+            self._products += len(some)
             self._next = some.stop
             tell(self._next, None, PRODUCTS)
-        return self._next - first
 
     def _vectors(self, some: range, group: int) -> Tensor:
         return self._rest(self._drawn(some, group))
@@ -272,15 +263,15 @@ class ProductDraws:
                 total += rest
         return found, total
 
-    def deflate(self) -> int:
-        """Take out what the kept products span, and begin anew; the number of products."""
+    def _deflate(self) -> None:
+        """Take out what the kept products span, and begin anew."""
         basis = torch.linalg.qr(torch.cat(self._kept, dim=1))[0]  # (p, s)
         self._kept.clear()
         curved = torch.cat([self._operator @ part for part in torch.split(basis, self._block, dim=1)], dim=1)
         core = basis.T @ curved
         diagonal = (basis * (2 * curved - basis @ core)).sum(1, keepdim=True)
-        self._basis, self.known, self.spread = basis, self._operator.read(diagonal), Spread()
-        return int(basis.shape[1])
+        self._basis, self._known, self.spread = basis, self._operator.read(diagonal), Spread()
+        self._products += basis.shape[1]
 
     def _rest(self, vectors: Tensor) -> Tensor:
         """Vectors without their part in the basis."""

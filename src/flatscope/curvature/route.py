@@ -16,7 +16,7 @@ from typing import Literal
 from flatscope.context import Context
 from flatscope.curvature.coverage import not_covered_by_columns, not_covered_by_uses
 from flatscope.curvature.curved_operations import NO_PLACES, Places, find_curved_places
-from flatscope.curvature.estimators import ProductDraws
+from flatscope.curvature.estimators import Asked, HutchinsonDraws
 from flatscope.curvature.layer_directions import LayerDirections
 from flatscope.curvature.operators import activations, multiplications, sample_groups
 from flatscope.curvature.random_signs import Signs
@@ -266,12 +266,13 @@ def noisier_by_columns(ctx: Context, found: Curvature, precision: float) -> dict
     if not slow:
         return {}
     operator = LayerDirections(ctx, "trace", [layer.weight for layer in slow])
-    products = ProductDraws(operator, Signs(ctx.seed, "noise of products"), 1, bool)
-    taken = products.take(max(2, -(-limits.first_look // operator.groups)))
+    signs = Signs(ctx.seed, "noise of products")
+    products = HutchinsonDraws(operator, signs, Asked(0.0, limits.most_products), limits)
+    products.draw(products.first_look)
     noisier: list[str | None] = []
     for layer in slow:
         by_columns = float(means[layer].stderr) ** 2 * found.draws
-        by_products = float(products.spread.stderrs[layer.weight, "trace"]) ** 2 * taken
+        by_products = float(products.spread.stderrs[layer.weight, "trace"]) ** 2 * products.taken
         if by_products < limits.draw_cost * by_columns:
             noisier += [layer.weight, layer.bias]
     return {name: LESS_NOISE for name in noisier if name in ctx.problem.trainable}
