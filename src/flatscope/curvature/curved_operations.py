@@ -54,7 +54,7 @@ class Places:
     """Curved operations of a forward pass."""
 
     curved: frozenset[tuple[str, int]] = frozenset()  # by name, and which call of that name it is
-    calls: frozenset[tuple[str, int]] = frozenset()  # all that make numbers by name, and how often each is called
+    calls: frozenset[tuple[str, int]] = frozenset()  # all that make numbers of tensors, and how often each is called
     # The axis of an input that has the samples, by the place of the input, where it is not the first.
     axes: Mapping[Input, int] = field(default_factory=dict)
 
@@ -73,7 +73,7 @@ def curved_places(program: Program, names: Iterable[str]) -> tuple[Places, dict[
     for step in program.steps:
         place = step.name, count[step.name]
         count[step.name] += 1
-        calls[step.name] += any(slot.dtype.is_floating_point for slot in step.results)
+        calls[step.name] += bool(step.reads) and any(slot.dtype.is_floating_point for slot in step.results)
         if step.index in curved_steps:
             curved.add(place)
             if any(slot.requires_grad for slot in step.results):
@@ -108,7 +108,7 @@ class CurvedRecorder:
     def follow(self, op: Operation) -> Any:
         """Run one operation."""
         result = self._run(op)
-        self._making_numbers[op.name] += _makes_numbers(result)
+        self._making_numbers[op.name] += bool(op.tensors) and _makes_numbers(result)
         return result
 
     def _run(self, op: Operation) -> Any:
