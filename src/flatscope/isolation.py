@@ -19,6 +19,7 @@ from flatscope.errors import InputError, missing_derivative
 from flatscope.switches import default_device, float32_products, signals_wait
 
 _outside: list[tuple[torch.dtype, torch.device]] = []  # the caller's default dtype and device, once per open guard
+_running: list[tuple[torch.dtype, torch.device]] = []  # of the passes that run now without settings of ours
 _coarse = ContextVar("coarse products", default=False)
 
 
@@ -154,7 +155,8 @@ def _own_defaults() -> Iterator[None]:
 def running_model(dtype: torch.dtype, device: torch.device) -> AbstractContextManager[None]:
     """How a user's model is run: without checkpointing, new tensors of the dtype and on the device it is run on."""
     if not _outside:
-        return _running_model(dtype, device)
+        # Within another pass it is done already, and asking for the device would be seen as an operation of the network.
+        return nullcontext() if (dtype, device) in _running[-1:] else _running_model(dtype, device)
     if _outside[0][1].type == "cpu" and torch.get_default_dtype() == dtype:
         return nullcontext()  # `own_settings` has done it all, and this is called thousands of times
     return callers_defaults(dtype, device)
@@ -163,7 +165,11 @@ def running_model(dtype: torch.dtype, device: torch.device) -> AbstractContextMa
 @contextmanager
 def _running_model(dtype: torch.dtype, device: torch.device) -> Iterator[None]:
     with without_checkpointing(), callers_defaults(dtype, device):
-        yield
+        _running.append((dtype, device))
+        try:
+            yield
+        finally:
+            _running.pop()
 
 
 class callers_defaults(AbstractContextManager[None]):  # noqa: N801, as other context managers are called
