@@ -155,7 +155,7 @@ def _own_defaults() -> Iterator[None]:
 def running_model(dtype: torch.dtype, device: torch.device) -> AbstractContextManager[None]:
     """How a user's model is run: without checkpointing, new tensors of the dtype and on the device it is run on."""
     if not _outside:
-        # Within another pass it is done already, and asking for the device would be seen as an operation of the network.
+        # Within another pass it is done already, and asking for the device would be seen as an operation.
         return nullcontext() if (dtype, device) in _running[-1:] else _running_model(dtype, device)
     if _outside[0][1].type == "cpu" and torch.get_default_dtype() == dtype:
         return nullcontext()  # `own_settings` has done it all, and this is called thousands of times
