@@ -357,7 +357,7 @@ def _row(
 
 
 def _values(table: Table, entry: Declaration, sort_units: bool) -> tuple[pd.MultiIndex, Readings, str]:
-    """Where the numbers of a measure stand, the numbers, a reason; of the network alone where it is network-wide."""
+    """Labels of a measure's numbers, the numbers, and the reason where there are none."""
     frame = table.to_frame()
     frame = frame[frame["measure"] == entry.name]
     if entry.per == "network":  # its factors by layer may well move
@@ -374,7 +374,7 @@ def _values(table: Table, entry: Declaration, sort_units: bool) -> tuple[pd.Mult
 def _worst(
     first: Readings, other: Readings, comparisons: int, dtype: torch.dtype
 ) -> tuple[float, bool, dict[str, Any]]:
-    """How far the most moved entry exceeds what noise explains, whether it was searched, and its columns of the row."""
+    """Largest change beyond noise, whether the entry was searched, and its columns of the row."""
     scale = float(np.abs(first.value[np.isfinite(first.value)]).max(initial=0.0)) or 1.0
     exceeding = excess(first, other, scale=scale, rounding=ROUNDING.get(dtype, 1e-2), comparisons=comparisons)
     place = int(np.argmax(exceeding))

@@ -56,7 +56,7 @@ class Scores:
 
 @dataclass(frozen=True)
 class Effort:
-    """How much work a measurement may do."""
+    """Limits of a measurement: precision, time, memory, and the matrix of curvature."""
 
     precision: float = 0.02  # relative standard error at which estimates stop; 0 asks for exact values
     curvature: str = "hessian"  # "hessian", or "gauss_newton" where the cheaper matrix is wanted
@@ -160,11 +160,11 @@ class Context:
         return result
 
     def knows(self, function: Callable[..., Any]) -> bool:
-        """Whether `cached` has a result of a function, whatever its options."""
+        """True if `cached` has a result of a function, whatever its options."""
         return any(name == f"{function.__module__}.{function.__qualname__}" for name, _ in self._cache)
 
     def value_of(self, function: Callable[..., T]) -> T | None:
-        """What `cached` gave for this function without options; None where it has not been asked for."""
+        """Result of `cached` for this function without options; None where it has not been asked for."""
         return self._cache.get((f"{function.__module__}.{function.__qualname__}", ()))
 
     def structural(self, function: Callable[..., T], **options: Any) -> T:
@@ -243,7 +243,7 @@ class Context:
         return self.cached(_gradient)
 
     def provenance(self, begun: float) -> dict[str, Any]:
-        """What a result says of its run: versions, machine, seed, data, passes and time.
+        """Provenance of a result: versions, machine, seed, data, passes and time.
 
         Args:
             begun: `time.perf_counter()` of its start.

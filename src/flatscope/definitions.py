@@ -21,7 +21,7 @@ WORDS = ("large", "small", "caution")
 
 @dataclass(frozen=True)
 class Definition:
-    """What a value says.
+    """Meaning of a measure or bound: its symbols, how to read it, when not to trust it.
 
     Attributes:
         large: what a large value says, and what a small one.
@@ -45,7 +45,7 @@ def _sections() -> dict[str, Any]:
 
 
 def shared_symbols() -> dict[str, str]:
-    """What symbols stand for that mean the same in every formula, by their LaTeX."""
+    """Meanings of the symbols that are the same in every formula, by their LaTeX."""
     return dict(_sections()[SHARED])
 
 
@@ -64,7 +64,7 @@ def _definition(name: str) -> Definition:
 
 
 def defined_here(name: str) -> dict[str, Any]:
-    """What the file itself says of a measure or bound, without what it takes from another."""
+    """Entry of a measure or bound in the file, without what it takes from another."""
     return dict(_sections()[name])
 
 

@@ -32,7 +32,7 @@ Length = Callable[[float], float]
 
 @dataclass(frozen=True)
 class Fall:
-    """What one step down the gradient wins.
+    """Fall of the loss by one step down the gradient.
 
     Attributes:
         loss: mean training loss.

@@ -58,7 +58,7 @@ def read_file(path: str | os.PathLike[str], most: int = MOST_BYTES) -> bytes:
 
 
 def _rest(file: BufferedReader, begun: bytes, most: int) -> bytes:
-    """What a file holds, once this was read of it, up to something beyond so many bytes."""
+    """Content of a file whose first bytes were read, up to something beyond so many bytes."""
     parts, length = [begun], len(begun)
     while length <= most and (part := file.read(CHUNK)):
         parts.append(part)

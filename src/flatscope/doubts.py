@@ -17,7 +17,7 @@ TRAINING_ERROR = "the training error is"  # how the remark on it begins
 
 
 def training_error_doubt(error: float, most: float = MOST, was: str = "", try_out: str = "") -> str:
-    """What to say where more than so many training samples are misclassified; empty elsewhere.
+    """Warning where more than so many training samples are misclassified; empty elsewhere.
 
     Args:
         error: share of misclassified samples; NaN where there are no classes.
@@ -94,7 +94,7 @@ def _held_back(program: Program) -> tuple[str, ...]:
 
 
 def _gradient_differs(ctx: Context) -> bool:
-    """Whether differences of the loss along random directions are others than its gradient says."""
+    """True if finite differences of the loss along random directions contradict its gradient."""
     batch, generator = next(iter(ctx.batches(size=SAMPLES))), ctx.generator("directions of the gradient")
     leaves = ctx.leaves()
     with torch.enable_grad():

@@ -108,7 +108,7 @@ def refuse_unless_whole(value: object, where: str, least: int = 1) -> None:
 
 
 def first_line(problem: BaseException) -> str:
-    """What an error of another package says before it goes into details."""
+    """First line of an error of another package, without its details."""
     return next(iter(str(problem).splitlines()), "") or type(problem).__name__
 
 
@@ -145,7 +145,7 @@ def differentiated_twice() -> Iterator[None]:
 
 
 def lack_of_memory(problem: BaseException) -> str:
-    """What did not fit, where an error says that memory does not suffice; empty for other errors."""
+    """Sentence on what did not fit, for errors of memory; empty for other errors."""
     words = str(problem)
     known = ("can't allocate memory", "not enough memory", "out of memory", "bad_alloc", "Unable to allocate")
     if not isinstance(problem, MemoryError) and not any(each in words for each in known):

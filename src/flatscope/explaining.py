@@ -49,7 +49,7 @@ SHOWN = 4  # names that are listed before the others are counted
 
 
 class Explanation(Result):
-    """How a network was read, one row for each parameter.
+    """Structure of a network as it was read, one row for each parameter.
 
     Args:
         frame: with the columns of `to_frame`.
@@ -81,14 +81,14 @@ class Explanation(Result):
         return self._frame.copy()
 
     def chart(self) -> Bars:
-        """What the curvature of each parameter is expected to cost."""
+        """Expected cost of the curvature of each parameter."""
         rows = self._frame[self._frame["passes"] > 0]
         return Bars(
             rows["parameter"].tolist(), {"passes": rows["passes"].tolist()}, axis="forward passes over the data"
         )
 
     def headline_lines(self) -> list[str]:
-        """What was recognised, what can be rescaled, how curvature is found, what is left out, what it costs."""
+        """Layers and units that were recognised, the ways of curvature, what is left out, and the cost."""
         meta = self.meta
         lines = [meta["layers"], meta["units"], self._ways_line()]
         if meta["not_covered"]:

@@ -63,7 +63,7 @@ def json_bytes(text: str) -> bytes:
 def from_json_bytes(
     content: bytes, object_hook: Callable[[dict[str, Any]], Any] | None = None, *, sealed_only: bool = False
 ) -> Any:
-    """What a JSON file holds, without its checksum; `sealed_only` refuses a file that has none."""
+    """Content of a JSON file, without its checksum; `sealed_only` refuses a file that has none."""
     sealed = _SEAL.search(content)
     if (sealed_only and not sealed) or (sealed and sealed[1].decode() != digest([content[: sealed.start()]])):
         raise ValueError(CHANGED)
@@ -132,7 +132,7 @@ def foreign_parquet(content: bytes) -> pd.DataFrame:
 
 
 def parquet_metadata(content: bytes) -> dict[bytes, bytes]:
-    """What a Parquet file says about itself."""
+    """Metadata of a Parquet file."""
     try:
         return dict(pq.read_schema(io.BytesIO(content)).metadata or {})
     except (pa.ArrowException, OSError, ValueError) as problem:

@@ -112,7 +112,7 @@ def failing_module(model: nn.Module, inputs: Inputs) -> str:
 
 
 def input_fix(inputs: Inputs, said: str = "") -> str:
-    """What to do with inputs on which a network fails: bytes, whole numbers and channels that come last are recognised.
+    """Advice for inputs on which a network fails: bytes, whole numbers and channels that come last are recognised.
 
     Args:
         inputs: a batch.
@@ -214,7 +214,7 @@ STRAIGHT = (
 
 
 def log_probabilities(outputs: Tensor) -> bool:
-    """Whether the outputs of every sample are logarithms of probabilities that add up to one."""
+    """True if the outputs of every sample are logarithms of probabilities that add up to one."""
     totals = outputs.detach().double().logsumexp(-1)
     return bool(totals.abs().max() <= 1e-3)
 

@@ -105,7 +105,7 @@ def percent(share: float) -> str:
 
 
 def numbered(count: int, noun: str) -> str:
-    """How many of something: "1 trial", "2 trials"."""
+    """Number and noun: "1 trial", "2 trials"."""
     return f"{count} {noun}{'s' * (count != 1)}"
 
 

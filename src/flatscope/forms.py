@@ -24,7 +24,7 @@ def point_of(ctx: Context, entry: Declaration) -> Context:
 
 
 def refuse_missing(ctx: Context, entry: Declaration) -> None:
-    """What a measure declares to need and this problem does not have."""
+    """Refuse a measure that needs what this problem does not have."""
     problem = ctx.problem
     if "test" in entry.needs and problem.test is None:
         raise NotApplicable("needs test data; pass test=(x, y)")

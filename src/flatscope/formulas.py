@@ -56,7 +56,7 @@ def tokens(formula: str) -> list[str]:
 
 
 def _end_of_index(pieces: list[str], position: int) -> int:
-    """Where the index ends that begins here; the same place where there is none."""
+    """End of the index that begins here; the same place where there is none."""
     if pieces[position : position + 1] != ["_"]:
         return position
     return _end_of_group(pieces, position + 1)
@@ -75,7 +75,7 @@ def _end_of_group(pieces: list[str], position: int) -> int:
 
 
 def explained(formula: str, known: Iterable[str], own: Iterable[str] = ()) -> tuple[list[str], list[str]]:
-    r"""Those of the known symbols that a formula uses, in its order, and the pieces that none of them explains.
+    r"""Known symbols that a formula uses, in its order, and the pieces that none of them explains.
 
     Longer symbols come first: where `H_l` is known, `H` and `l` need not be. Those that are the formula's own are named
     also where they stand within longer ones only.
@@ -106,7 +106,7 @@ def _symbol_tokens(symbol: str) -> list[str]:
 
 
 def _has_meaning(piece: str) -> bool:
-    """Whether a reader has to be told what it is."""
+    """True if a reader has to be told what it is."""
     if piece.startswith("\\"):
         return piece not in _KNOWN | {r"\|"} and not piece.startswith(r"\text") and piece not in _ACCENTS
     return piece.isalpha() or piece in ("#",)
@@ -236,7 +236,7 @@ def _spaced(words: list[_Word]) -> str:
 
 
 def _apart(before: _Word, word: _Word) -> bool:
-    """Whether there is a space between two words."""
+    """True if there is a space between two words."""
     if before.kind in ("open", "clinging") or word.kind in ("close", "comma"):
         return False
     if "relation" in (before.kind, word.kind) or before.kind == "comma":

@@ -26,7 +26,7 @@ RESCALED = {"layer_scaling", "unit_scaling"}
 
 
 def minimum_verdict(frame: pd.DataFrame, meta: Meta) -> tuple[str, str]:
-    """Whether this is a minimum at all, as `NetworkSummary.minimum` says it, and the words that say so.
+    """Word for how near the network is to a minimum, as `NetworkSummary.minimum` gives it, and the sentence.
 
     Judged by the fall of the loss one step down the gradient, and by the smallest Hessian eigenvalue where it is known.
     """
@@ -62,7 +62,7 @@ def table_headline(frame: pd.DataFrame, meta: Meta) -> list[str]:
 
 
 def bounds_headline(frame: pd.DataFrame) -> list[str]:
-    """What is guaranteed by the smallest of the bounds, and what may be made of it."""
+    """Sentences on the smallest of the bounds: its guarantee, and what may be made of it."""
     valued = frame[frame["value"].notna()]
     below = valued[~valued["vacuous"].astype(bool)]
     certified = below[~below["assumptions"].str.contains(UNCERTIFIED)]
@@ -126,7 +126,7 @@ def _flatness(frame: pd.DataFrame) -> str:
 
 
 def _next(frame: pd.DataFrame, steep: bool) -> list[str]:
-    """What one network's numbers are worth, and what to do with them."""
+    """Advice: what one network's numbers are worth, and what to do with them."""
     known = declarations()
     if not any(name in known and known[name].falls_with_loss for name in frame["measure"].unique()):
         return []

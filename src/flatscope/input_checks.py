@@ -81,7 +81,7 @@ def wrapper_remarks(model: nn.Module) -> tuple[str, ...]:
 
 
 def frozen_remarks(model: nn.Module) -> tuple[str, ...]:
-    """What is held fixed where weights do not require gradients, in words."""
+    """Remarks on weights that are held fixed because they do not require gradients."""
     frozen = [name for name, value in model.named_parameters() if value.is_floating_point() and not value.requires_grad]
     if not frozen:
         return ()
@@ -115,7 +115,7 @@ def refuse_closed_modules(model: nn.Module) -> None:
 
 @dataclass(frozen=True)
 class Look:
-    """What one pass over a set of samples has shown."""
+    """Findings of one pass over a set of samples."""
 
     shapes: list[tuple[int, ...]]  # of one sample, per input tensor
     targets: TargetLook
@@ -154,7 +154,7 @@ def look_through(samples: Samples, size: int, like: Look | None = None, ignored:
 
 
 def data_remarks(loss: Loss, numbered: bool, looks: list[Look], n: int) -> tuple[str, ...]:
-    """What is allowed of a data set and hardly meant, in words.
+    """Remarks on data that are allowed and probably not meant.
 
     Args:
         loss: that is measured.
@@ -178,7 +178,7 @@ def data_remarks(loss: Loss, numbered: bool, looks: list[Look], n: int) -> tuple
 
 
 def _seen_before(train: Look, test: Look) -> str:
-    """What to say of test samples that are training samples too, of those that were looked at."""
+    """Remark on test samples that are training samples too, of those that were looked at."""
     again = sum(sample in set(train.samples) for sample in test.samples)
     if again < MANY_AGAIN * len(test.samples):
         return ""
@@ -186,7 +186,7 @@ def _seen_before(train: Look, test: Look) -> str:
 
 
 def _same_numbers(one: Look, other: Look) -> bool:
-    """Whether two sets have as many numbers, with the same sum and the same sum of squares but for rounding."""
+    """True if two sets have as many numbers, with the same sum and the same sum of squares but for rounding."""
     entries, _, squares = one.sums
     rounding = 1e-11 * (entries * squares) ** 0.5, 1e-11 * squares
     gaps = [abs(mine - theirs) for mine, theirs in zip(one.sums[1:], other.sums[1:], strict=True)]
@@ -210,7 +210,7 @@ def refuse_shapes_that_fail(look: Look, run: Callable[[Inputs], Tensor]) -> None
 
 
 def model_fix(given: object) -> str:
-    """What to do where something else than a module was given."""
+    """Advice where something else than a module was given."""
     if isinstance(given, type):
         return f"Make one, and load its weights: model = {given.__name__}(…)"
     if isinstance(given, Mapping):

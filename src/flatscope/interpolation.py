@@ -80,7 +80,7 @@ class Simplex(DrawnResult):
 
     @property
     def vertices(self) -> list[int]:
-        """Where the networks themselves stand, in their order."""
+        """Rows of the networks themselves, in their order."""
         return [int(self.weights[:, i].argmax()) for i in range(self.weights.shape[1])]
 
     @property
@@ -148,7 +148,7 @@ class Simplex(DrawnResult):
         return resized(figure, width, font_size)
 
     def headline_lines(self) -> list[str]:
-        """Whether a barrier stands between the networks, how high, and whether to average them."""
+        """Sentences on the barrier between the networks: its height, and whether to average them."""
         barrier, highest = self.barrier, float(self.loss[self.vertices].max())
         remarks = [f"Caution: {remark}." for remark in self.meta.get("remarks", ())]
         if math.isnan(barrier):
@@ -162,7 +162,7 @@ class Simplex(DrawnResult):
         return [*remarks, f"A barrier stands between the networks: {told}.", "Do not average them as they are.", align]
 
     def _is_low(self, barrier: float, highest: float) -> bool:
-        """Whether mixtures are as good as the networks: by the errors where there are classes, else by the loss."""
+        """True if mixtures are as good as the networks: by the errors where there are classes, else by the loss."""
         if self.accuracy is None:
             return barrier <= LOW_BARRIER * highest
         return float(self.accuracy.min()) >= float(self.accuracy[self.vertices].min()) - LOST_ACCURACY

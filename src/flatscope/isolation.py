@@ -153,7 +153,7 @@ def _own_defaults() -> Iterator[None]:
 
 
 def running_model(dtype: torch.dtype, device: torch.device) -> AbstractContextManager[None]:
-    """How a user's model is run: without checkpointing, new tensors of the dtype and on the device it is run on."""
+    """Context in which a user's model runs: without checkpointing, new tensors of its dtype and on its device."""
     if not _outside:
         # Within another pass it is done already, and asking for the device would be seen as an operation.
         return nullcontext() if (dtype, device) in _running[-1:] else _running_model(dtype, device)

@@ -9,7 +9,7 @@ MIB, GIB = 2**20, 2**30
 
 @dataclass(frozen=True)
 class MemoryShare:
-    """What one kind of pass may take of the memory.
+    """Share of the memory that one kind of pass may take.
 
     Attributes:
         asked: part of the memory that the caller allows, where it does.

@@ -272,7 +272,7 @@ SUM_OF_ONE = 1e-3  # how far the probabilities of a sample may be from a sum of 
 
 @dataclass
 class TargetLook:
-    """What the targets of one set of samples have in common."""
+    """Properties that all targets of one set of samples have in common."""
 
     where: str  # how messages call the set
     ignored: int = IGNORED  # the class number of those that do not count
@@ -287,7 +287,7 @@ class TargetLook:
 
     @property
     def whole_numbers(self) -> bool:
-        """Whether they may be class numbers by their dtype."""
+        """True if they may be class numbers by their dtype."""
         return not self.dtype.is_floating_point and self.dtype != torch.bool
 
     def add(self, targets: Tensor) -> None:
@@ -307,7 +307,7 @@ class TargetLook:
 
 
 def are_one_hot(loss: Loss, output_shape: torch.Size, looks: list[TargetLook]) -> bool:
-    """Whether all targets are one-hot vectors, as many entries as there are outputs: class numbers in other words."""
+    """True if all targets are one-hot vectors, as many entries as there are outputs: class numbers in other words."""
     shaped = all(look.shape == output_shape[1:] and look.one_hot for look in looks)
     return loss.name in ("cross_entropy", "mse") and len(output_shape) == 2 and shaped
 
@@ -355,7 +355,7 @@ def _check_range(classes: int, look: TargetLook) -> None:
 
 
 def are_unmoved(inputs: Inputs, targets: Tensor) -> bool:
-    """Whether targets of "next_token" are the tokens of the text themselves, as Hugging Face has its labels.
+    """True if targets of "next_token" are the tokens of the text themselves, as Hugging Face has its labels.
 
     With labels by name among named inputs they are moved by one, as its models do; others are refused.
     """

@@ -145,7 +145,7 @@ def bounds(
 
 
 def plan(context: Context, names: str | Iterable[str] | None = None) -> Schedule:
-    """What `measure` would do, and how long it would take: a pass over a batch is timed.
+    """Schedule of `measure`, with expected times: a pass over a batch is timed.
 
     Args:
         context: the network, and how much effort may be made.

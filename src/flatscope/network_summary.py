@@ -59,22 +59,22 @@ class NetworkSummary:
 
     @property
     def tells_nothing(self) -> bool:
-        """Whether the training loss is no better than that of a constant output."""
+        """True if the training loss is no better than that of a constant output."""
         return self.loss >= HOPEFUL * self.constant
 
     @property
     def untrained(self) -> bool:
-        """Whether it tells nothing although there is something to learn: it errs, or the loss still falls."""
+        """True if the network tells nothing although there is something to learn: it errs, or the loss still falls."""
         return self.tells_nothing and (self.on_a_slope or self.error > 0)
 
     @property
     def on_a_slope(self) -> bool:
-        """Whether training stopped where the loss still falls clearly; False where that is not known."""
+        """True if training stopped where the loss still falls clearly; False where that is not known."""
         return self.share > NEARLY and not self.decay
 
     @property
     def step(self) -> str:
-        """What one step down the gradient does to the training loss, in words."""
+        """Change of the training loss by one step down the gradient, in words."""
         loss, below = written(self.loss, 3), written(max(self.loss - self.fall, 0.0), 3)
         lowers = "one step down the gradient lowers the training loss"
         if not self.fall > 0:
@@ -83,7 +83,7 @@ class NetworkSummary:
 
     @property
     def minimum(self) -> tuple[str, str]:
-        """Whether this is a minimum, and the words that say so.
+        """Word for how near the network is to a minimum, and the sentence.
 
         "yes", "nearly", "no"; "open" where the loss rests at that of a constant output; "unknown" where nobody looked.
         """
@@ -112,6 +112,6 @@ class NetworkSummary:
 
     @classmethod
     def from_dict(cls, given: Mapping[str, Any]) -> NetworkSummary:
-        """What `to_dict` gave."""
+        """Summary from the dictionary that `to_dict` gave."""
         filled: dict[str, Any] = {name: math.nan if value is None else value for name, value in given.items()}
         return cls(**filled)

@@ -55,7 +55,7 @@ def tied_names(model: nn.Module) -> dict[str, str]:
 
 
 def called_with(model: nn.Module, state: Params, tied: Mapping[str, str], args: Any, keywords: dict[str, Any]) -> Any:
-    """What a module returns with other tensors in the place of its own, which it has back afterwards.
+    """Result of a module with other tensors in the place of its own, which it has back afterwards.
 
     torch's own way of tying leaves other tensors behind in a module that is registered in several places.
 

@@ -123,7 +123,7 @@ def loss_and_gradient(ctx: Context, batch: Batch, at: Params, weights: Tensor | 
 
 @dataclass(frozen=True)
 class Ascent:
-    """What several ascents found."""
+    """Largest losses that several ascents met, and where."""
 
     losses: Tensor  # the largest loss on each way, (k,)
     where: Params  # the points where they were met, stacked
@@ -142,7 +142,7 @@ class Ascent:
         return {name: value[place] for name, value in self.where.items()}
 
     def remark(self, loss: float) -> str:
-        """How far the last step went on, as a share of the whole rise from `loss`."""
+        """Remark on the last step: its share of the whole rise from `loss`."""
         rise, ended = self.highest - loss, "; ended early, the time was up" if self.late else ""
         if not rise > 0:
             return f"no step led higher{ended}"
@@ -281,7 +281,7 @@ def numbered_minibatches(ctx: Context, size: int, generator: torch.Generator) ->
 
 
 def stackable(ctx: Context) -> bool:
-    """Whether the network runs on stacked weights; tried on two samples and compared with running one by one."""
+    """True if the network runs on stacked weights; tried on two samples and compared with running one by one."""
     inputs, targets = next(iter(ctx.batches(size=2)))
     points = {name: torch.stack([value, 1.01 * value]).requires_grad_() for name, value in ctx.trainable.items()}
 
@@ -296,7 +296,7 @@ def stackable(ctx: Context) -> bool:
 def same_together(
     ctx: Context, together: Callable[[], Sequence[Tensor]], one_by_one: Callable[[], Sequence[Tensor]]
 ) -> bool:
-    """Whether a call on stacked networks or samples works, and gives what they give one by one."""
+    """True if a call on stacked networks or samples works, and gives what they give one by one."""
     try:
         found = list(together())
     except (RuntimeError, TypeError, ValueError, NotImplementedError, NotApplicable):
@@ -309,7 +309,7 @@ def same_together(
 
 
 def agree(ctx: Context, one: Tensor, other: Tensor) -> bool:
-    """Whether two ways to compute the same differ by no more than the rounding of the network's numbers."""
+    """True if two ways to compute the same differ by no more than the rounding of the network's numbers."""
     rounding = 1e4 * torch.finfo(ctx.problem.dtype).eps
     return bool((one - other).abs().max() <= rounding * (1 + other.abs().max()))
 

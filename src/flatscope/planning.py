@@ -25,7 +25,7 @@ LEAST_SHARE = 0.1  # of its usual time without which an estimate or a search is 
 
 
 def expected(entry: Declaration) -> Mapping[str, float]:
-    """What a measure usually takes, by kind."""
+    """Usual numbers of passes of a measure, by kind."""
     declared = entry.typical or entry.passes
     return BY_COST[entry.cost] if declared is None else declared
 
@@ -55,12 +55,12 @@ def units(
 
 
 def shared_work(entry: Declaration) -> set[str]:
-    """What a measure leaves behind for those that come after it."""
+    """Shared work that a measure leaves in the cache for later ones."""
     return set(expected(entry)) & SHARED
 
 
 def traces_alone(chosen: Iterable[Declaration]) -> bool:
-    """Whether none of these but the trace of the whole network takes a sweep, so that it may go its own way."""
+    """True if only the trace of the whole network takes a sweep, so that it may be found by products."""
     return all(entry.name == "hessian_trace" for entry in chosen if "sweep" in expected(entry))
 
 
@@ -93,7 +93,7 @@ class Schedule:
         return total
 
     def cheaper_matrix(self, entry: Declaration) -> str:
-        """What to say where the Hessian takes longer than the sweep that gives its Gauss-Newton part."""
+        """Advice where the Hessian takes longer than the sweep that gives its Gauss-Newton part."""
         if not self.hessian or "sweep" not in expected(entry):
             return ""
         cost = units(entry, self.columns, n=self.samples)
@@ -101,7 +101,7 @@ class Schedule:
         return f'curvature="gauss_newton"{about}'
 
     def stops(self, entry: Declaration) -> bool:
-        """Whether a measure ends early with what it has when its time is up."""
+        """True if a measure ends early with what it has when its time is up."""
         return (
             not entry.exact or bool(entry.search) or (self.sampled and entry.typical is None and entry.cost == "sweep")
         )
@@ -155,7 +155,7 @@ def seconds_of_a_pass(ctx: Context) -> float:
 
 
 def has_time(ctx: Context, effort: Effort, seconds: float, stops: bool) -> bool:
-    """Whether a measure may begin: what cannot stop early must be expected to end in time, others to get somewhere."""
+    """True if a measure may begin: what cannot stop early must be expected to end in time, others to get somewhere."""
     if effort.deadline is None:
         return True
     if seconds == 0:  # of the weights alone: mostly nothing, but not of millions of them
@@ -166,7 +166,7 @@ def has_time(ctx: Context, effort: Effort, seconds: float, stops: bool) -> bool:
 
 
 def time_to_descend(ctx: Context, schedule: Schedule, after: Declaration) -> bool:
-    """Whether to look now if this is a minimum: in a budget, after what is cheap, before what may take all the time."""
+    """True if it is time to look for a minimum: in a budget, after what is cheap, before what may take all the time."""
     deadline, seconds = ctx.effort.deadline, schedule.seconds
     if deadline is None or seconds is None:
         return False
@@ -178,7 +178,7 @@ def time_to_descend(ctx: Context, schedule: Schedule, after: Declaration) -> boo
 
 
 def is_late(ctx: Context, schedule: Schedule) -> bool:
-    """Whether too little of a budget is left to look if this is a minimum."""
+    """True if too little of a budget is left to look if this is a minimum."""
     deadline, seconds = ctx.effort.deadline, schedule.seconds or 0.0
     return deadline is not None and time.monotonic() + DESCENT_PASSES * seconds > deadline
 

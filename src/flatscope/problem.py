@@ -213,7 +213,7 @@ class Problem:
 
     @property
     def classification(self) -> bool:
-        """Whether every sample has one class, so that error and margins exist; `no_classes` says why not."""
+        """True if every sample has one class, so that error and margins exist; `no_classes` says why not."""
         return not self.no_classes
 
     @property
@@ -343,7 +343,7 @@ class Problem:
         return inputs
 
     def provenance(self, begun: float) -> dict[str, Any]:
-        """What a result keeps of how it came about: versions, place, loss, and the seconds since `begun`."""
+        """Provenance of a result: versions, place, loss, and the seconds since `begun`."""
         threads = f"{torch.get_num_threads()} threads"
         place = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else threads
         return {
@@ -373,7 +373,7 @@ class Problem:
         return next(iter(self.batches(part, min(self.batch_size, PROBED_BATCH))))
 
     def _doubts(self, outputs: Tensor) -> tuple[str, ...]:
-        """What is allowed and hardly meant; said once here."""
+        """Warnings of what is allowed and probably not meant; given once, here."""
         if self.loss.kind not in ("softmax", "logistic"):
             return ()
         inputs, targets = self._probe("train")

@@ -33,7 +33,7 @@ _work: ContextVar[Work | None] = ContextVar("work in hand", default=None)
 
 
 class Work:
-    """How much of some work is done, and how long the rest will take.
+    """Done share of some work, and the expected time that is left.
 
     Args:
         total: how many steps there will be; None if unknown.
@@ -55,12 +55,12 @@ class Work:
         self.done, self.note, self.coming, self.slow = self.done + steps, note, coming, slow
 
     def tell(self, taken: float, needed: float | None, unit: str) -> None:
-        """How far the thing in hand is."""
+        """Report the progress of the current step."""
         self._taken, self._unit = taken, unit
         self._needed = self._needed if needed is None else needed
 
     def spend(self, steps: float) -> None:
-        """Steps of the thing in hand that are done; what it tells of itself is better."""
+        """Count finished steps of the current one; its own report is better."""
         self._spent += steps
 
     @property
@@ -72,7 +72,7 @@ class Work:
 
     @property
     def inner(self) -> str:
-        """How far the thing in hand is, in words, with advice where it takes more than expected; or empty."""
+        """Progress of the current step in words, with advice where it takes more than expected; or empty."""
         return ", ".join(filter(None, [self._told, self.slow if self._spent > self.coming > 0 else ""]))
 
     @property

@@ -76,11 +76,11 @@ class Ranks:
         return torch.cat([part[: int(n)] for part, n in zip(found, lengths, strict=True)]).to(rows.device)
 
     def anywhere(self, flag: bool) -> bool:
-        """Whether it is so on any rank."""
+        """True if the condition holds on any rank."""
         return flag if self.size == 1 else any(bool(part) for part in self._everybodys(torch.tensor([flag]).long()))
 
     def agree(self, digest: bytes) -> bool:
-        """Whether every rank has the same bytes."""
+        """True if every rank has the same bytes."""
         found = self._everybodys(torch.frombuffer(bytearray(digest), dtype=torch.uint8)) if self.size > 1 else []
         return all(torch.equal(part, found[0]) for part in found)
 
@@ -97,7 +97,7 @@ ALONE = Ranks()
 
 @contextmanager
 def _together() -> Iterator[None]:
-    """What all ranks do at once; where one is gone, or is waited for too long, the others say so and end."""
+    """Context of an exchange between all ranks; ends with an error where one is gone or waited for too long."""
     try:
         yield
     except RuntimeError as problem:
@@ -108,7 +108,7 @@ def _together() -> Iterator[None]:
 
 
 def _wire() -> torch.device:
-    """Where tensors must be to be sent: NCCL takes those on a GPU only, the others those on the CPU."""
+    """Device on which tensors are sent: a GPU for NCCL, else the CPU."""
     return torch.device("cuda", torch.cuda.current_device()) if dist.get_backend() == "nccl" else torch.device("cpu")
 
 
@@ -136,7 +136,7 @@ def present_ranks() -> Ranks:
 
 
 def launched() -> bool:
-    """Whether torchrun started this process as one of several."""
+    """True if torchrun started this process as one of several."""
     return int(os.environ.get("WORLD_SIZE", "1")) > 1 and "RANK" in os.environ
 
 

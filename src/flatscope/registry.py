@@ -93,7 +93,7 @@ FAMILY_NAMES = {"psi flatness": "PSI flatness", "pac bayes": "PAC-Bayes", "adapt
 
 @dataclass(frozen=True)
 class Value:
-    """What a measure returns when a bare number does not say enough.
+    """Result of a measure where a bare number does not say enough.
 
     `value` is a float, or a 1-D tensor for one value per unit or sample (then `low`, `high`, `stderr` and
     `data_stderr` may be tensors as well).
@@ -124,7 +124,7 @@ Result = float | Tensor | Value | dict[str, "float | Tensor | Value"] | list[Val
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """What is known about a measure or bound before it is computed."""
+    """Properties of a measure or bound that are known before it is computed."""
 
     symbol: str  # LaTeX
     paper: str  # key of the paper; "flatscope" for what is ours
@@ -188,7 +188,7 @@ class Declaration(Facts):
 
     @property
     def source(self) -> str:
-        """Where it is written."""
+        """File and line of the function."""
         return f"{self.function.__module__}:{self.function.__code__.co_firstlineno}"
 
     def checked_options(self, given: Mapping[str, Any]) -> dict[str, Any]:

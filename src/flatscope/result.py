@@ -96,7 +96,7 @@ class Result(ABC):
         return self.headline
 
     def _head(self) -> Mapping[str, Any]:
-        """What a file keeps beside the frame."""
+        """Entries of a file beside the frame."""
         return dict(self.meta)
 
     @classmethod
@@ -174,7 +174,7 @@ class Result(ABC):
             return cls._from_rows(*from_parquet_bytes(content, cls.parquet_key()))
 
     def chart(self) -> Chart:
-        """What `plot` draws, where a class has no picture of another kind."""
+        """Chart that `plot` draws, where a class has no picture of another kind."""
         raise NotImplementedError
 
     def plot(self, ax: Axes | None = None) -> Any:
@@ -274,7 +274,7 @@ class DrawnResult(Result):
         return np.asarray(chosen.numpy(), dtype=np.float64)
 
     def _arrays(self) -> dict[str, Any]:
-        """What an .npz file keeps beside the head: the columns of the frame, unless a class keeps more."""
+        """Arrays of an .npz file beside the head: the columns of the frame, unless a class keeps more."""
         return {str(name): column.to_numpy() for name, column in self.to_frame().items()}
 
     @classmethod
@@ -341,7 +341,7 @@ def columns_of(rows: Iterable[Mapping[str, Any]], types: Mapping[str, str], wher
 
 @contextmanager
 def reading(expected: str, where: str) -> Iterator[None]:
-    """What is wrong with the content of a file, as an error of ours."""
+    """Context that turns what is wrong with the content of a file into an error of ours."""
     try:
         yield
     except FlatscopeError:

@@ -189,7 +189,7 @@ def _without_lists(source: Any, where: str) -> Any:
 
 
 def _is_one_batch(inputs: Any, targets: Any) -> bool:
-    """Whether a pair is (inputs, targets) and not two batches."""
+    """True if a pair is (inputs, targets) and not two batches."""
     arrays = any(isinstance(value, Tensor | np.ndarray) for value in (inputs, targets))
     return arrays or (isinstance(inputs, Mapping) and _numbers(targets))
 

@@ -74,17 +74,17 @@ class Sampler(ABC, Generic[T]):
         return None
 
     def hopeless(self, imprecise: int, reachable: int) -> bool:
-        """Whether so few of the imprecise values are within reach of all draws that it ends here."""
+        """True if too few of the imprecise values can become precise for the draws to go on."""
         del imprecise, reachable
         return False
 
     def improve(self, needed: float) -> bool:
-        """Change to better draws of the same values; True where they begin anew and have to be looked at."""
+        """Change to better draws of the same values; True where the draws so far are given up."""
         del needed
         return False
 
     def next_look(self, needed: float) -> int:
-        """How many draws there are when errors are looked at again: twice as many."""
+        """Number of draws at which errors are looked at again: twice as many."""
         del needed
         return max(self.first_look, 2 * self.taken)
 
@@ -211,12 +211,12 @@ class Draws:
         return found
 
     def precise(self, precision: float) -> bool:
-        """Whether every mean has at most this relative standard error."""
+        """True if every mean has at most this relative standard error."""
         pairs = zip(self.means, self.stderrs, strict=True)
         return all(stderr <= precision * abs(mean) for mean, stderr in pairs)
 
     def remark(self, each: int = 1, unit: str = "draws") -> str:
-        """How many draws were taken, `each` of them for every sample; and why no more."""
+        """Remark on the number of draws, `each` of them for every sample, and why no more."""
         taken, most = each * len(self.samples), each * self.most
         if taken == most:
             return f"{taken:,} {unit}"
@@ -298,13 +298,13 @@ class BlockDraws(Sampler[Draws]):
 
 
 def out_of_time(ctx: Context) -> bool:
-    """Whether the measurement's deadline has passed, on any of the ranks: they must stop together."""
+    """True if the measurement's deadline has passed, on any of the ranks: they must stop together."""
     deadline = ctx.effort.deadline
     return deadline is not None and ctx.problem.ranks.anywhere(time.monotonic() > deadline)
 
 
 def time_limit(ctx: Context) -> Callable[[], bool] | None:
-    """Whether the deadline has passed, as a question to ask again and again; None where there is no deadline."""
+    """Function that tells whether the deadline has passed; None without a deadline."""
     return None if ctx.effort.deadline is None else partial(out_of_time, ctx)
 
 

@@ -38,7 +38,7 @@ AGREE = 0.1
 
 
 def begun(restarts: int) -> int:
-    """How many ascents begin beside that along the gradient, of which `restarts` are taken to the end."""
+    """Number of ascents that begin beside that along the gradient; `restarts` of them are taken to the end."""
     return 0 if restarts == 1 else BEGUN * restarts
 
 

@@ -87,7 +87,7 @@ def _descended(context: Context) -> dict[str, float]:
 
 
 def _is_over(context: Context) -> bool:
-    """Whether the time of the whole call is up; not where ranks would have to agree on it."""
+    """True if the time of the whole call is up; not where ranks would have to agree on it."""
     end = context.effort.end
     return end is not None and context.problem.ranks.size == 1 and time.monotonic() > end
 

@@ -59,7 +59,7 @@ def float32_products(coarse: bool) -> Iterator[None]:
 
 
 def _read_newer(found: dict[Entry, str]) -> None:
-    """What every entry says itself, read once the more general ones say nothing.
+    """Read each newer switch after the more general ones were cleared.
 
     Those of cuDNN are left out, and may not be set, while nobody has set them: they are "tf32" then, but follow the
     more general ones, which no value that can be set does.
@@ -100,7 +100,7 @@ def _set_all(entries: Iterable[Entry], value: str) -> None:
 
 
 def default_device() -> torch.device:
-    """Where new tensors are made: `torch.get_default_device` of torch 2.5 does not know of a `with device:`."""
+    """Device of new tensors: `torch.get_default_device` of torch 2.5 does not know of a `with device:`."""
     return torch.empty(0).device
 
 

@@ -84,7 +84,7 @@ class Table(Result):
         return float(self._network_row(name)["value"])
 
     def headline_lines(self) -> list[str]:
-        """Whether it is a minimum, how flat by what no rescaling changes, what that is worth, what to do next."""
+        """Sentences: is it a minimum, how flat by what no rescaling changes, what that is worth, what to do next."""
         return table_headline(self._frame, self.meta)
 
     @property
@@ -155,11 +155,11 @@ class Table(Result):
         return b"flatscope"
 
     def cells(self) -> tuple[list[str], list[list[str]]]:
-        """What people read: one line per layer, units and samples summarised."""
+        """Printed table: one line per layer, units and samples summarised."""
         return list(HEADER), self.lines()
 
     def lines(self) -> list[list[str]]:
-        """What people read: measure with options, layer, value, standard error, exact or not, remark."""
+        """Printed rows: measure with options, layer, value, standard error, exact or not, remark."""
         result = []
         frame = self._frame.assign(many=self._frame["unit"].notna() | self._frame["sample"].notna())
         for (name, options, layer, many), rows in frame.groupby(["measure", "options", "layer", "many"], sort=False):

@@ -159,7 +159,7 @@ def _one_hot(targets: Tensor, classes: int, ignored: int) -> Tensor:
 
 
 def _weights_of(targets: Tensor, weight: Tensor | None, ignored: int) -> Tensor:
-    """What the weights of a sample's targets sum to, as torch counts them: class probabilities count whole, (n,)."""
+    """Sums of the weights of each sample's targets, as torch counts them: class probabilities count whole, (n,)."""
     if targets.is_floating_point():
         positions = targets[0, 0].numel() if targets.ndim > 2 else 1
         return torch.full((len(targets),), float(positions), dtype=torch.float64)
@@ -241,7 +241,7 @@ def _summed(kind: str) -> str:
 
 
 def reading_remarks(loss: Loss, outputs: Tensor) -> tuple[str, ...]:
-    """What to say of how a loss of torch was read, given outputs of some samples."""
+    """Remarks on how a loss of torch was read, given outputs of some samples."""
     entries = outputs[0].numel()
     many = f"{loss.entries_remark}, {entries} times as much" if loss.entries_remark and entries > 1 else ""
     return tuple(filter(None, (loss.remark, many)))

@@ -80,7 +80,7 @@ class Claim:
 
     @property
     def rule(self) -> str:
-        """Where it holds, and where in part, in words."""
+        """Range in which it holds, and in which in part, in words."""
         wider = f"; in part {range_text(self.partly)}" if self.partly else ""
         return f"holds {range_text(self.holds)}{wider}"
 
@@ -127,12 +127,12 @@ class Finding:
 
     @property
     def counts(self) -> bool:
-        """Whether its verdict belongs into sums."""
+        """True if its verdict is counted in sums."""
         return self.claim.kind in COUNTED
 
     @property
     def in_part(self) -> bool:
-        """Whether it does not hold as it is stated, but does in its wider range."""
+        """True if it does not hold as it is stated, but does in its wider range."""
         low, high = self.answer.low, self.answer.high
         if self.verdict not in (CONTRADICTED, INCONCLUSIVE) or low is None or high is None or not self.claim.partly:
             return False
@@ -186,6 +186,6 @@ def number_text(value: float) -> str:
 
 
 def counted(verdicts: Iterable[str]) -> str:
-    """How often each verdict was given: "holds 9, contradicted 2"."""
+    """Number of each verdict: "holds 9, contradicted 2"."""
     counts = Counter(verdicts)
     return ", ".join(f"{word} {counts[word]}" for word in SIGNS if counts[word]) or "no claims"

@@ -31,13 +31,13 @@ Work = Callable[[list[dict[str, Any]], Store, Report], None]
 
 
 def name_of(function: Callable[..., Any]) -> str:
-    """How configurations and other processes name a function: "module:function"."""
+    """Name of a function in configurations and other processes: "module:function"."""
     return f"{function.__module__}:{function.__qualname__}"
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What is stored of a trial: numbers, and perhaps tables and trained weights."""
+    """Stored result of a trial: numbers, and perhaps tables and trained weights."""
 
     metrics: Mapping[str, Any]
     frames: Mapping[str, pd.DataFrame] | None = None
@@ -86,7 +86,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class Runs:
-    """What the analysis of a study gets to see: every stage's configurations, with their results in the store."""
+    """Input of the analysis of a study: every stage's configurations, with their results in the store."""
 
     scale: str
     stages: Sequence[Stage]
@@ -107,7 +107,7 @@ class Runs:
 
 @dataclass(frozen=True)
 class Analysis:
-    """What a study found.
+    """Result of a study.
 
     Attributes:
         table: the numbers behind the figure, one row per point.
@@ -147,12 +147,12 @@ class Study:
 
     @property
     def title(self) -> str:
-        """What it shows, in a few words."""
+        """Title of the figure or table, in a few words."""
         return self.words.title
 
     @property
     def claims(self) -> tuple[Claim, ...]:
-        """What the paper says, each with the range in which it holds."""
+        """Claims of the paper, each with the range in which it holds."""
         return self.words.claims
 
     @property

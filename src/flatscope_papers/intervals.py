@@ -172,7 +172,7 @@ def smallest(values: Any, note: str = "", of: str = "networks") -> Answer:
 
 
 def every(holds: Any, note: str = "", of: str = "networks") -> Answer:
-    """Whether something held every time it was tried; if not, the share with Wilson's interval."""
+    """Answer to whether something held every time it was tried; if not, the share with Wilson's interval."""
     cases = np.asarray(holds, dtype=bool)
     if len(cases) == 0 or not cases.all():
         return share(cases, note)

@@ -12,7 +12,7 @@ class ReadOnlyStore(Store):
     """A store to be read, whose trials count although their weights are gone."""
 
     def __contains__(self, config: object) -> bool:
-        """Whether configuration, metrics and the list of files can be read."""
+        """True if configuration, metrics and the list of files can be read."""
         try:
             return isinstance(config, Mapping) and bool(self.read(config))
         except FlatscopeError:

@@ -46,7 +46,7 @@ class Entry:
 
     @property
     def group(self) -> str:
-        """How it is counted: one of GROUPS."""
+        """Group in which the claim is counted: one of GROUPS."""
         if not self.scale:
             return NOT_RUN
         if self.finding.claim.kind in (IDENTITY, OWN):
@@ -117,7 +117,7 @@ def entries_of(declared: Study, results: Results) -> list[Entry]:
 
 
 def matrix(found: Iterable[Entry]) -> dict[tuple[str, str], Counter[str]]:
-    """How often each verdict was given, by paper and group of claims."""
+    """Numbers of verdicts, by paper and group of claims."""
     counts: dict[tuple[str, str], Counter[str]] = {}
     for entry in found:
         if entry.finding.counts:

@@ -227,7 +227,7 @@ def export(
 
 
 def _saved_folder(results: Path | None) -> Path:
-    """Where saved results are: as named (it has to be there), here, or those that come with the package."""
+    """Folder of saved results: as named (it has to be there), here, or those that come with the package."""
     if results is not None and not results.is_dir():
         got = "a file" if results.is_file() else "nothing there"
         fix = "Name the folder that flatscope study run --out wrote"
@@ -306,7 +306,7 @@ def _show_details(result: StudyResult, others: Iterable[StudyResult]) -> None:
 
 
 def _show_papers(saved: Mapping[str, Mapping[str, StudyResult]], papers: list[str]) -> None:
-    """What each paper is read for, and what became of it."""
+    """Print the headline claims of each paper and their verdicts."""
     from flatscope_papers.claims import SIGNS, counted
     from flatscope_papers.pages.markdown import told
     from flatscope_papers.pages.overview import badge, headlines

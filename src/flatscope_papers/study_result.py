@@ -26,7 +26,7 @@ TABLE_FILE, VERDICTS_FILE, FIGURE_FILE, PICTURE_FILE = "table.csv", "verdicts.js
 
 @dataclass(frozen=True)
 class StudyResult:
-    """What a study found at one scale.
+    """Result of a study at one scale.
 
     Attributes:
         name: of the study.
@@ -74,12 +74,12 @@ class StudyResult:
 
     @property
     def counts(self) -> str:
-        """How often each verdict was given, in words; slips and remarks are outside."""
+        """Number of each verdict, in words; slips and remarks are outside."""
         return counted(finding.verdict for finding in self.findings if finding.counts)
 
     @property
     def how(self) -> str:
-        """How it was run, in words; reading stored trials again is not what a study costs."""
+        """Device, time and day of the run, in words; reading stored trials again is not what a study costs."""
         first = self.provenance.get("first run")
         facts = UNKNOWN | dict(first or self.provenance)
         trials, now = facts.get("configurations", 0), facts.get("of which run now", 0)
@@ -100,7 +100,7 @@ class StudyResult:
 
     @property
     def command(self) -> str:
-        """What runs it again."""
+        """Command that runs it again."""
         return f"flatscope study run {self.name} --scale {self.scale}"
 
     def rows(self) -> list[dict[str, str]]:

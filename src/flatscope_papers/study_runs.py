@@ -127,7 +127,7 @@ def _drop_weights(store: Store, finished: Iterable[Mapping[str, Any]], needed: A
 
 
 def at_once(engine: str, workers: int | None, place: torch.device) -> int | None:
-    """How many units are trained before those are looked at; all where that would start processes anew each time."""
+    """Number of units that are trained before those are looked at; None for all, where processes would start anew."""
     if engine != "local" or (place.type != "cuda" and workers != 0):
         return None
     return max(1, workers or 1)
@@ -175,7 +175,7 @@ def _refuse_missing_data(configs: Iterable[Mapping[str, Any]], name: str) -> Non
 
 
 def default_store() -> Path:
-    """Where networks of studies are kept unless a folder is named."""
+    """Folder of the networks of studies unless one is named."""
     named = os.environ.get(STORE_VARIABLE)
     if named:
         return Path(named)

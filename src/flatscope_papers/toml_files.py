@@ -34,7 +34,7 @@ PARTS = {"figure", "title", "claims"} | OPTIONAL
 
 @dataclass(frozen=True)
 class Words:
-    """What a paper says about one of its figures or tables, and how our runs differ.
+    """Statements of a paper on one of its figures or tables, and how our runs differ.
 
     Attributes:
         figure: the figure or table.
@@ -64,7 +64,7 @@ def said_by_paper(package: str, name: str) -> Words:
 
 @dataclass(frozen=True)
 class PaperWords:
-    """What a paper is about.
+    """Title and summary of a paper.
 
     Attributes:
         title: as printed.

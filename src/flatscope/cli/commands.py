@@ -260,7 +260,7 @@ def command_names() -> list[str]:
 
 
 def help_line(name: str) -> str:
-    """What a command does, in a line."""
+    """One line that describes a command."""
     found = OWN_COMMANDS.get(name)
     if found is None:
         return OF_THE_PAPERS[name][0]

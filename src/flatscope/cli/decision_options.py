@@ -13,7 +13,7 @@ from flatscope.cli.options import NetworkOptions, OutputOptions
 
 @dataclass(frozen=True, kw_only=True)
 class LimitOptions:
-    """What it may cost."""
+    """Limits of time and memory."""
 
     budget: Annotated[str | None, typer.Option(help='Time to end in: "90s", "10m", "2h".')] = None
     memory: Annotated[str | None, typer.Option(help='What a pass may use: "8GiB"; else a share of what is free.')] = (

@@ -38,7 +38,7 @@ def _formula(entry: Declaration, width: int) -> str:
 
 
 def _reading(entry: Declaration) -> list[tuple[str, str]]:
-    """What values say, which are usual, and when not to trust them."""
+    """Meaning of large and small values, usual values, and when not to trust them."""
     definition = entry.definition
     if definition is None:
         return []
@@ -48,7 +48,7 @@ def _reading(entry: Declaration) -> list[tuple[str, str]]:
 
 
 def _worth(entry: Declaration) -> list[str]:
-    """How often the measure ranked pairs of released networks rightly, by what they differ in."""
+    """Share of pairs of released networks that the measure ranked rightly, by what the two differ in."""
     if entry.direction == "none":
         return []
     return [f"{DIFFERENCES[name]}: {record.words}" for name, record in records_of(entry.name).items()]
@@ -71,7 +71,7 @@ def _facts(entry: Declaration) -> list[tuple[str, str]]:
 
 
 def unchanged_by(entry: Declaration) -> str:
-    """What leaves a measure as it is, in words."""
+    """Symmetries that leave a measure unchanged, in words."""
     scaled = [words[0] for name, words in SYMMETRIES.items() if name in entry.invariant_under - {"permutation"}]
     ordered = ["reordering of units"] if "permutation" in entry.invariant_under else []
     return "; ".join([*([f"rescaling of {', '.join(scaled)}"] if scaled else []), *ordered]) or "nothing"

@@ -74,7 +74,7 @@ class DataOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class ProblemOptions:
-    """How the loss is computed."""
+    """Loss, device and batch size."""
 
     loss: Annotated[
         str, typer.Option(help="cross_entropy, bce, next_token, mse, or file.py:function with one loss per sample.")
@@ -89,7 +89,7 @@ class ProblemOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelOptions:
-    """How every model is built, and the seed of what is drawn."""
+    """Function that builds every model, and the seed of what is drawn."""
 
     model_option: Annotated[list[str] | None, typer.Option(help="name=value for the factory; repeatable.")] = None
     seed: Annotated[int, typer.Option(help="Of all random streams.")] = 0
@@ -117,7 +117,7 @@ class CheckpointsOptions(ModelOptions, ProblemOptions, DataOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class MeasureOptions:
-    """What to measure."""
+    """Names of measures and their options."""
 
     measures: Measures = None
     option: Annotated[
@@ -127,7 +127,7 @@ class MeasureOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class EffortOptions:
-    """What it may cost; arguments of `context.make_effort`."""
+    """Precision, time and memory; arguments of `context.make_effort`."""
 
     precision: Annotated[
         float, typer.Option(help="Relative standard error at which estimates stop; 0: exact values, all draws.")
@@ -147,7 +147,7 @@ class EffortOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class OutputOptions:
-    """What becomes of a result."""
+    """Files and formats of a result."""
 
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON, nothing else on stdout.")] = False
     out: Annotated[
@@ -344,7 +344,7 @@ class TrainCommand(ModelOptions, DataOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class EngineOptions:
-    """Where the trials of a sweep run."""
+    """Engine and workers that run the trials of a sweep."""
 
     store: StoreRoot
     engine: Annotated[str, typer.Option(help="local (processes here) or ray.")] = "local"

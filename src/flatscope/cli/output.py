@@ -50,7 +50,7 @@ def show_error(message: str) -> None:
 
 
 def say(message: str) -> None:
-    """What a command is doing, on stderr."""
+    """Print the progress of a command to stderr."""
     Screen(stderr=True, soft_wrap=True).print(message, markup=False, highlight=False)
 
 
@@ -234,6 +234,6 @@ def _fitting(widths: Sequence[int], room: int) -> list[list[int]]:
 
 
 def console() -> Screen:
-    """Where results go; piped to a file or a pager there is no width to fit."""
+    """Screen on stdout; without a width where it is piped to a file or a pager."""
     screen = Screen()
     return screen if screen.is_terminal else Screen(width=160)

@@ -102,7 +102,7 @@ def _weight_files(given: list[Path]) -> list[Path]:
 
 
 def _names(checkpoints: list[Path], given: list[str] | None) -> list[str]:
-    """What to call the checkpoints: as told, or by the file, or by the part of the path that tells them apart."""
+    """Names of the checkpoints: as given, else the file's, else the part of the path that tells them apart."""
     if len(checkpoints) < 2:
         fix = "Measure one with flatscope measure"
         raise InputError("at least two checkpoints", str(len(checkpoints)), where="flatscope compare", fix=fix)
@@ -119,7 +119,7 @@ def _names(checkpoints: list[Path], given: list[str] | None) -> list[str]:
 
 
 def _differing(paths: list[tuple[str, ...]]) -> list[str]:
-    """What is left of the paths without the folders and the file name that all of them share."""
+    """Paths without the folders and the file name that all of them share."""
     first = _shared(paths)
     last = _shared([parts[first:][::-1] for parts in paths])
     return ["/".join(parts[first : len(parts) - last]) for parts in paths]

@@ -192,7 +192,7 @@ def _show_families() -> None:
 
 @dataclass(frozen=True)
 class Fit:
-    """How well a network does on its data."""
+    """Losses and errors of a network on its data."""
 
     data: str
     how: str
@@ -208,7 +208,7 @@ class Fit:
         return cls(data.name, data.how, problem.n_train, n_test, summary_of(context, descends=False))
 
     def doubt(self, saved: float | None) -> str:
-        """What to say where most training samples are misclassified, or far more than was saved with the weights."""
+        """Warning where most training samples are misclassified, or far more than was saved with the weights."""
         error, most, was = self.summary.error, MOST, ""
         if saved is not None:
             noise = 4 * (max(saved, 1 / self.n_train) * (1 - saved) / self.n_train) ** 0.5  # of a draw of the samples
@@ -217,7 +217,7 @@ class Fit:
         return training_error_doubt(error, most, was, options)
 
     def __str__(self) -> str:
-        """What shows at once that weights and data do not belong together."""
+        """Samples, loss and error: the line that shows when weights and data do not belong together."""
         error = "" if math.isnan(self.summary.error) else f", error {100 * self.summary.error:.2f} %"
         samples = numbered(self.n_train, "training sample")
         return f"{self.data}, {samples}, {self.how}: loss {self.summary.loss:.4g}{error}"
@@ -251,14 +251,14 @@ def show_measured(table: Table, fit: Fit) -> None:
 
 
 def _is_said(remark: str, headline: str) -> bool:
-    """Whether the headline has it already, in its own words or in these."""
+    """True if the headline has this remark already, in its own words or in these."""
     return remark[1:].rstrip(".") in headline or (
         remark.startswith(STILL) and headline.startswith(("No minimum", "Not trained"))
     )
 
 
 def _extent(table: Table) -> str:
-    """How many of the measures the table has, and how to get the others where only long ones are missing."""
+    """Number of measures in the table, and how to get the others where only long ones are missing."""
     left = [entry for entry in declarations().values() if entry.name not in table.names]
     if not left:
         return f"All {len(table.names)} measures by family"
@@ -287,7 +287,7 @@ class _Row:
 
     @property
     def is_core(self) -> bool:
-        """Whether it is the value of the network by one of the core measures, for which a line is enough."""
+        """True if it is the value of the network by one of the core measures, for which a line is enough."""
         return self.name in CORE and not self.layer
 
     @property

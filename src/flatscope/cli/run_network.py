@@ -126,7 +126,7 @@ def run_landscape(given: LandscapeCommand) -> None:
 
 
 def show_surface(surface: Surface) -> None:
-    """What there is to say about a landscape without drawing it."""
+    """Print the numbers of a landscape, without its picture."""
     low, high = surface.heights
     size, poles = "×".join(str(len(axis)) for axis in surface.axes), int(surface.poles.sum())
     rows = [

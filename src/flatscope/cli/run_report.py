@@ -36,7 +36,7 @@ def run_report(given: ReportCommand) -> None:
 
 
 def _with_scales(given: str) -> list[str]:
-    """What was given; for the folder of a study, the folders of the scales at which it was run."""
+    """Paths as given; for the folder of a study, the folders of the scales at which it was run."""
     name, folder = named_path(given)
     marks = [kind.folder_file for kind in shown_kinds().values() if kind.folder_file]
     if any((folder / file).is_file() for file in (HISTORY_FILE, *marks)):

@@ -35,7 +35,7 @@ def run_remembered(name: str | None, given: EngineOptions) -> None:
 
 
 def show_status(store: str) -> None:
-    """How far the sweeps of a store are, and what is damaged in it."""
+    """Print the progress of the sweeps of a store, and what is damaged in it."""
     kept = Store(store)
     show_grid(*status_rows(kept))
     failures = kept.failures()

@@ -31,7 +31,7 @@ SHOWN = ("epoch", "train_loss", "train_error", "test_loss", "test_error")
 
 
 class Moment(NamedTuple):
-    """What there is to see at one moment: a table, things for a page, and whether anything is still to come."""
+    """State of a run at one moment: a table, things for a page, and whether anything is still to come."""
 
     header: list[str]
     rows: list[list[str]]

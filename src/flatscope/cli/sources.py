@@ -146,7 +146,7 @@ def load_problem(given: NetworkOptions, **settings: Any) -> tuple[Problem, Data 
 
 
 def network_meta(network: NetworkOptions) -> dict[str, str]:
-    """Where a measured network comes from, for the provenance of what was found."""
+    """Origin of a measured network, for the provenance of its results."""
     weights = str(network.weights or "")
     found = {"model": network.model, "weights": weights, "data": network.data, "command": command_line()}
     for name, path in (("weights", Path(weights)), ("data", Path(network.data))):
@@ -175,7 +175,7 @@ def saved_error(weights: Path | None) -> float | None:
 
 
 def find_initial(initial: Path | None, weights: Path | None) -> Path | None:
-    """Where the weights before training are: as given, else in the folder of the trained ones, if it has them."""
+    """Path of the weights before training: as given, else in the folder of the trained ones; None without."""
     beside = None if weights is None else weights / INITIAL_FILE
     return beside if initial is None and beside is not None and beside.is_file() else initial
 

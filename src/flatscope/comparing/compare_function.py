@@ -163,7 +163,7 @@ def _meta(problem: Problem, tests: HeldOut | None) -> dict[str, Any]:
 def _summaries(
     contexts: Mapping[str, Context], folded: Mapping[str, Problem], effort: Effort
 ) -> tuple[dict[str, NetworkSummary], list[str]]:
-    """Where every network stands: without losses nothing can be compared, so these come first.
+    """Summaries of all networks: without losses nothing can be compared, so these come first.
 
     A gradient is only taken where the time is expected to suffice for it and for the copies that are looked for next;
     and the names of those of which there was no time to see whether they are at a minimum.
@@ -201,7 +201,7 @@ def _in_time(effort: Effort, problems: Mapping[str, Problem]) -> Iterator[None]:
 
 
 def _is_over(effort: Effort) -> bool:
-    """Whether the time of the whole comparison is up, with what may be taken over it."""
+    """True if the time of the whole comparison is up, with what may be taken over it."""
     return effort.last is not None and time.monotonic() > effort.last
 
 

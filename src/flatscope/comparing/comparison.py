@@ -114,7 +114,7 @@ class Comparison(Result):
         return [label for label, verdict in self._verdicts.items() if verdict.word == "comparable"]
 
     def verdict(self, measure: str) -> Verdict:
-        """Whether a measure ranks these networks, and why not."""
+        """Verdict on the ranking by a measure: whether it counts, and why not."""
         return self._verdicts[self._quantity(measure).label]
 
     @property

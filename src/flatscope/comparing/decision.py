@@ -133,7 +133,7 @@ def points(tests: HeldOut, value: float, stderr: float, unit: str = " points") -
 
 
 def worth_words(difference: str, counting: Sequence[str]) -> str:
-    """How far the measures may be believed for networks that differ like these, from the released population.
+    """Sentence on how often the measures ranked released networks that differ like these rightly.
 
     Args:
         difference: one of `DIFFERENCES`.

@@ -20,7 +20,7 @@ SIGNIFICANT = 0.05
 
 @dataclass(frozen=True)
 class Difference:
-    """How much worse one network does on the test samples than the best one.
+    """Excess of a network's test error or loss over that of the best one.
 
     Attributes:
         apart: its mean test error, or test loss without classes, less that of the best.
@@ -36,7 +36,7 @@ class Difference:
 
     @property
     def clear(self) -> bool:
-        """Whether this is more than chance."""
+        """True if the difference is more than chance."""
         return self.p < SIGNIFICANT
 
 
@@ -71,7 +71,7 @@ class HeldOut:
 
     @classmethod
     def from_dict(cls, given: Mapping[str, Any]) -> Self:
-        """What `to_dict` gave."""
+        """Test errors from the dictionary that `to_dict` gave."""
         differences = {name: Difference(**found) for name, found in given["differences"].items()}
         return cls(**{**given, "differences": differences})
 

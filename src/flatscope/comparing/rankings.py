@@ -162,7 +162,7 @@ CLEAR_FACTOR = 1.1
 
 
 class Voice(NamedTuple):
-    """What one family of flatness measures says, by the one of its measures that speaks for it.
+    """Verdict of one family of flatness measures, by the measure that stands for it.
 
     Attributes:
         family: the family in words.
@@ -296,7 +296,7 @@ def _speakers(comparable: Iterable[Quantity]) -> dict[str, Quantity]:
 
 
 def _clear(quantity: Quantity, one: str, other: str) -> bool:
-    """Whether the first is flatter by more than noise."""
+    """True if the first is flatter by more than noise."""
     lead = quantity.value[other] - quantity.value[one]
     lead -= quantity.below[other] + quantity.above[one]  # between the ends of two searches' intervals
     if not quantity.lower_is_better:

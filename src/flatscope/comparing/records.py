@@ -33,7 +33,7 @@ COLUMNS = {
 
 @dataclass(frozen=True)
 class Record:
-    """How a measure ranked such pairs.
+    """Success of a measure at ranking such pairs.
 
     Attributes:
         psi: 1 where every pair was ranked rightly, 0 for a coin, −1 where every one was ranked wrongly.
@@ -49,7 +49,7 @@ class Record:
 
     @property
     def counts(self) -> bool:
-        """Whether pairs were ranked rightly more often than wrongly, beyond chance."""
+        """True if pairs were ranked rightly more often than wrongly, beyond chance."""
         return self.low > 0 or (math.isnan(self.low) and self.psi >= 1)
 
     @property

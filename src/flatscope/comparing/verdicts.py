@@ -142,7 +142,7 @@ class SameFunction:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether a measure ranks these networks.
+    """Judgement on the ranking of these networks by a measure.
 
     Attributes:
         word: "comparable", "not comparable", "equal", "no direction" or "no value".
@@ -171,7 +171,7 @@ class Remark(str):
 def judge(
     quantity: Quantity, networks: Mapping[str, NetworkSummary], copies: Sequence[SameFunction], loss: str
 ) -> Verdict:
-    """Whether a measure ranks these networks, with the first reason why not."""
+    """Verdict on the ranking of these networks by a measure, with the first reason against it."""
     entry = quantity.entry
     missing = [name for name in quantity.names if not math.isfinite(quantity.value[name])]
     if missing:
@@ -206,7 +206,7 @@ def judge(
 
 
 def differs(quantity: Quantity, one: str, other: str) -> bool:
-    """Whether two values differ by more than rounding, estimation and search explain."""
+    """True if two values differ by more than rounding, estimation and search explain."""
     scale = max(abs(quantity.value[one]), abs(quantity.value[other]))
     return bool(excess(quantity.read(one), quantity.read(other), scale=scale, rounding=ROUNDING)[0] > 1)
 
@@ -218,7 +218,7 @@ def change(quantity: Quantity, one: str, other: str) -> float:
 
 
 def far_apart(networks: Mapping[str, NetworkSummary], loss: str) -> bool:
-    """Whether the training losses are so different that curvature says nothing beyond them; cross-entropy only."""
+    """True if the training losses are so different that curvature says nothing beyond them; cross-entropy only."""
     return loss == "cross_entropy" and loss_factor(networks) > LOSS_FACTOR
 
 

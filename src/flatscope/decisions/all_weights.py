@@ -30,7 +30,7 @@ def unfrozen(problem: Problem) -> Problem:
 
 @dataclass(frozen=True)
 class WeightPlace:
-    """Where a weight stands in a parameter: rows of it, perhaps transposed."""
+    """Place of a weight in a parameter: rows of it, perhaps transposed."""
 
     parameter: str
     start: int
@@ -46,7 +46,7 @@ class WeightPlace:
 
 
 def place_of(weight: str, value: Tensor, params: Params) -> WeightPlace | None:
-    """Where a weight of the plain network stands in the model's parameters; None where it is computed from several.
+    """Place of a normal-form weight in the model's parameters; None where it is computed from several.
 
     Found by its name and confirmed by its values.
 

@@ -87,7 +87,7 @@ class Allocation(dict[str, int], Result):
 
     @property
     def meta(self) -> dict[str, Any]:
-        """How the layers are rounded, and what that is expected to cost."""
+        """Rule of rounding, mean number of bits, and sum of the expected rises."""
         return {"rounding": self.rounding, "mean_bits": self.mean_bits, "sum_of_rises": self.sum_of_rises}
 
     def to_frame(self) -> pd.DataFrame:

@@ -76,7 +76,7 @@ class Rounded(Result):
         return dict(self.model.state_dict())
 
     def headline_lines(self) -> list[str]:
-        """What the rounding costs, on the samples of the problem and on test samples."""
+        """Rise of the loss by the rounding, on the samples of the problem and on test samples."""
         lines = [
             f"Rounded together the layers raise the loss by {_text(self.rise)}, to {number(self.loss)}; "
             f"one by one their rises add up to {number(self.sum_of_rises, 3)}."
@@ -210,7 +210,7 @@ def _with_weights_of(problem: Problem, model: nn.Module) -> Problem:
 
 
 def _place(params: Params, weight: Tensor, layer: Layer) -> WeightPlace:
-    """Where a layer's weight stands in the model's parameters."""
+    """Place of a layer's weight in the model's parameters."""
     place = place_of(layer.weight, weight, params)
     if place is None:
         fix = "Merge or remove what computes it first (merge the adapter, remove_parametrizations)"

@@ -24,7 +24,7 @@ LEAST_BITS, MOST_BITS = 2, 16  # one bit has no positive level
 
 @dataclass(frozen=True)
 class Change:
-    """What is done to a weight."""
+    """Change of a weight: rounded to so many bits, or pruned."""
 
     what: str  # "4 bits", "50 % pruned", "50 % pruned by OBD"
     bits: int | None = None  # of every weight afterwards; None where it is pruned

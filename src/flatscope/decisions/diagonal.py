@@ -66,7 +66,7 @@ class Diagonal(Result, Mapping[str, Tensor]):
 
     @property
     def exact(self) -> bool:
-        """Whether every entry is free of the noise of random draws."""
+        """True if every entry is free of the noise of random draws."""
         return all(not bool(error.any()) for error in self.stderr.values())
 
     @property

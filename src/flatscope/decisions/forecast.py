@@ -51,7 +51,7 @@ WIDE = 30  # largest over smallest rise from which on a picture has a logarithmi
 
 
 class Forecast(DrawnResult):
-    """What other weights do to the loss: the sum, and each layer's share of it.
+    """Change of the loss when the weights are replaced: the sum, and each layer's share of it.
 
     Columns of `to_frame()`: layer (empty: all together), parameters that move, moved (‖Δ‖/‖w‖), slope (g·Δ);
     predicted (the layer's share g_l·Δ_l + ½ Δ_l·(HΔ)_l; shares sum to the prediction), trapezoid (its share
@@ -105,7 +105,7 @@ class Forecast(DrawnResult):
         return self._whole("error_change")
 
     def headline_lines(self) -> list[str]:
-        """What the new weights do to the loss, by which layers, and whether that could be foretold."""
+        """Change of the loss, the layers that cause it, and whether the prediction was right."""
         measured, predicted = self.measured, self.predicted
         lines = [f"The new weights change this loss by {_text(measured)}; predicted {_text(predicted)}."]
         if not math.isnan(self.error_change.value):
@@ -173,7 +173,7 @@ def forecast(
     budget: float | str | None = None,
     memory: int | str | None = None,
 ) -> Forecast:
-    """What going from these weights to others does to this problem's loss, by layer: predicted, and measured.
+    """Change of this problem's loss by other weights, layer by layer: predicted, and measured.
 
     For fine-tuning (what will the old task lose?), LoRA, quantization, pruning, merging. All parameters that differ
     move, frozen ones too.
@@ -272,7 +272,7 @@ def _statistics(problem: Problem, given: Mapping[str, Tensor]) -> Params:
 
 
 def _notes(step: Params, statistics: Params) -> list[str]:
-    """What a reader has to know beside the numbers."""
+    """Remarks that a reader needs beside the numbers."""
     notes = [] if step or statistics else ["The new weights are those of the problem: nothing moves."]
     if statistics:
         notes.append(

@@ -41,7 +41,7 @@ class SampleMeans:
         self._sums[key] = self._sums[key] + total if key in self._sums else total
 
     def estimates(self, ranks: Ranks) -> dict[Any, Uncertain]:
-        """The means, over all ranks; these have let in the same keys."""
+        """Means over all ranks, which have the same keys."""
         keys = list(self._sums)
         summed = ranks.summed([torch.stack([self._sums[key] for key in keys])])[0] if keys else torch.zeros(0, 6)
         return {key: _estimate(row) for key, row in zip(keys, summed.tolist(), strict=True)}

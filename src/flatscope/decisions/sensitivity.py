@@ -51,7 +51,7 @@ CURVE_POINTS = 25
 
 
 class Sensitivity(DrawnResult):
-    """What rounding and pruning cost, layer by layer.
+    """Rise of the loss by rounding and pruning, layer by layer.
 
     Attributes:
         meta: provenance; the loss and the error of the network, the rounding, remarks.
@@ -90,7 +90,7 @@ class Sensitivity(DrawnResult):
         return list(dict.fromkeys(self._frame["layer"]))
 
     def headline_lines(self) -> list[str]:
-        """What each number of bits costs, and what to do next."""
+        """Rise of the loss at each number of bits, and what to do next."""
         known = self._frame[self._frame["measured"].notna()]
         rounded = known[known["bits"].notna()]
         lines = [_line(rounded[rounded["bits"] == b], f"{b} bits") for b in sorted(rounded["bits"].unique())[::-1]][-3:]
@@ -234,7 +234,7 @@ def _rise(row: Any) -> str:
 
 
 def _line(rows: pd.DataFrame, what: str) -> str:
-    """What one number of bits costs, in a sentence."""
+    """Sentence on the rise of the loss at one number of bits."""
     total, worst = float(rows["measured"].sum()), rows.iloc[int(rows["measured"].argmax())]
     free = rows["measured"] <= RESOLVED * rows["measured_stderr"].fillna(0)
     return (

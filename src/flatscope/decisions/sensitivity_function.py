@@ -61,7 +61,7 @@ def sensitivity(
     memory: int | str | None = None,
     seed: int = 0,
 ) -> Sensitivity:
-    """What rounding or pruning each layer by itself costs: predicted by three formulas, and measured.
+    """Rise of the loss when each layer alone is rounded or pruned: predicted by three formulas, and measured.
 
     Every weight matrix of the network is looked at, trained or frozen; biases, normalisations and activations are not
     rounded. The network is taken as it is, BatchNorm unfolded.
@@ -202,7 +202,7 @@ def _traces(ctx: Context) -> dict[str, Value]:
 
 
 def _tried(work: Any) -> tuple[Any, str]:
-    """What a piece of work gives, or why it gives nothing: what was measured is not to be lost with it."""
+    """Result and no reason, or None and the reason of a failure, so that earlier measurements are not lost."""
     try:
         with differentiated_twice():
             return work(), ""

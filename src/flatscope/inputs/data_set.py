@@ -52,7 +52,7 @@ class Data:
 
     @property
     def how(self) -> str:
-        """What was done to the inputs, in words."""
+        """Preparation of the inputs, in words."""
         divided = "as they are" if self.scale == 1 else f"divided by {self.scale:g}"
         return divided if self.mean is None else "standardised"
 
@@ -103,7 +103,7 @@ def from_npz(path: Path) -> Raw:
 
 
 def from_function(spec: str) -> Raw | DataSource:
-    """What a user's function without arguments returns: samples as arrays, or something to read samples from."""
+    """Return value of a user's function without arguments: samples as arrays, or a source of samples."""
     name, made = spec.rpartition(":")[2], find_factory(spec)()
     if isinstance(made, Raw):  # a set of ours under construction, handled like those with a name
         return made
@@ -150,7 +150,7 @@ def _parts(made: Any) -> tuple[Any, Any]:
 
 
 def _is_source(part: Any) -> bool:
-    """Whether `Problem` may take it as data; it looks closer."""
+    """True if `Problem` may take it as data; it looks closer."""
     if isinstance(part, tuple | list):
         return len(part) == 2 if isinstance(part, tuple) else len(part) > 0
     readable = hasattr(part, "__iter__") or hasattr(part, "__getitem__")

@@ -62,7 +62,7 @@ def read_bytes(path: Path, expected_size: int | None = None) -> bytes:
 
 
 def read_tar(path: Path, names: Collection[str]) -> dict[str, bytes]:
-    """Those members of a tar archive (any compression) that are there, by base name; nothing is extracted."""
+    """Contents of the members of a tar archive that are there, by base name; nothing is extracted."""
     found: dict[str, bytes] = {}
     try:
         with open_file(path) as file, tarfile.open(fileobj=file, mode="r:*") as tar:

@@ -97,7 +97,7 @@ def _inputs_of(table: HubTable, columns: Columns) -> tuple[str, ...]:
 
 
 def _kind(of: pa.DataType) -> str:
-    """What a column of this type holds: picture, text, array, number, or nothing that a network reads."""
+    """Kind of values in a column: picture, text, array, number, or nothing that a network reads."""
     if isinstance(of, pa.ExtensionType):
         of = of.storage_type
     if pa.types.is_struct(of) and "bytes" in {field.name for field in of}:
@@ -126,13 +126,13 @@ def _held_out(parts: dict[str, HubTable], training: str, label: str | None) -> H
 
 
 class _Reading:
-    """How the columns of a data set become samples."""
+    """Rules by which the columns of a data set become samples."""
 
     def __init__(self, label: str | None, inputs: Sequence[str], tokenizer: Callable[[], Tokenizer] | None) -> None:
         self.label, self.inputs, self.tokenizer = label, inputs, tokenizer
 
     def has_tokens(self, table: HubTable) -> bool:
-        """Whether samples are tokens: ready ones, or texts."""
+        """True if samples are tokens: ready ones, or texts."""
         return self.inputs[0] == TOKENS or self._kind(table) == "text"
 
     def _kind(self, table: HubTable) -> str:

@@ -23,7 +23,7 @@ MOST_MODULES = (
 
 
 def is_hub_model(model: str) -> bool:
-    """Whether this names a network of a hub, not a function of a module."""
+    """True if this names a network of a hub, not a function of a module."""
     source, _, name = model.partition(":")
     return source in HUBS and bool(name)
 
@@ -43,7 +43,7 @@ def hub_model(model: str, options: Mapping[str, Any], *, has_weights: bool, seed
 
 
 def tokenizer_of(model: str) -> Callable[[], Any] | None:
-    """What makes the tokenizer that was saved with the model `hf:PLACE`; None for other models."""
+    """Function that loads the tokenizer saved with the model `hf:PLACE`; None for other models."""
     source, _, name = model.partition(":")
     if source != "hf" or not name:
         return None
@@ -165,7 +165,7 @@ def bounded_size(where: str) -> Iterator[None]:
 
 
 def _memory_bytes() -> float:
-    """How much memory the machine has; no bound where the system does not say."""
+    """Memory of the machine; infinite where the system does not say."""
     try:
         return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     except (AttributeError, OSError, ValueError):

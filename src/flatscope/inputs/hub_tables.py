@@ -40,7 +40,7 @@ class HubTable:
 
 
 def is_hub_data(name: str) -> bool:
-    """Whether this names a data set of a hub, not a function of a module."""
+    """True if this names a data set of a hub, not a function of a module."""
     return name.startswith(f"{SOURCE}:") and len(name) > len(SOURCE) + 1
 
 
@@ -76,7 +76,7 @@ def held_out_parts(parts: dict[str, HubTable], training: str) -> list[str]:
 
 
 def _saved(folder: Path) -> dict[str, HubTable]:
-    """What `save_to_disk` wrote: a folder of parts, or one part; empty where this is neither."""
+    """Tables that `save_to_disk` wrote, by part; empty where the folder is not such a one."""
     if (folder / "dataset_dict.json").is_file():
         names = from_json_bytes(read_file(folder / "dataset_dict.json", MOST_TEXT)).get("splits", [])
         return {str(name): _part(folder / Path(str(name)).name) for name in names}

@@ -32,7 +32,7 @@ PACKINGS = ("", ".gz", ".xz")
 
 @dataclass(frozen=True)
 class Place:
-    """Where a known file lies: a path, the member if that is a tar file, and whether it is a python batch."""
+    """Place of a known file: a path, the member if that is a tar file, and whether it is a python batch."""
 
     path: Path
     member: str = ""
@@ -44,7 +44,7 @@ class Place:
 
 @dataclass(frozen=True)
 class FileCheck:
-    """What `verify` found for one file; sizes and checksums are those of the unpacked content."""
+    """State of one file by `verify`; sizes and checksums are those of the unpacked content."""
 
     name: str
     status: Literal["ok", "damaged", "missing"]
@@ -84,7 +84,7 @@ def public_set(name: str) -> PublicSet:
 
 
 def locate(public: PublicSet, root: Path) -> dict[str, Place]:
-    """Where the files of a set lie under `root`: in the first of the folders that have the most of them."""
+    """Places of the files of a set under `root`: in the first of the folders that have the most of them."""
     best: dict[str, Place] = {}
     for folder in (*(root / name for name in public.folders), root):
         places = _places_in(folder, public)

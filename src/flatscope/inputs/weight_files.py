@@ -155,7 +155,7 @@ def _read_state_dict(path: Path) -> dict[str, Tensor]:
 
 
 def _refuse_changed_archive(file: BinaryIO, size: int) -> bool:
-    """Whether checksums protect it: in a zip each member has its own, which torch does not compare; this does."""
+    """True if checksums protect it: those of a zip's members, which torch does not compare, are compared here."""
     if is_zip := zipfile.is_zipfile(file):
         with zipfile.ZipFile(file) as archive:
             if sum(entry.file_size for entry in archive.infolist()) > 2 * size:

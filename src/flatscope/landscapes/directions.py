@@ -36,7 +36,7 @@ def orthogonal_normals(generator: torch.Generator, size: int, number: int) -> li
 
 
 def orthogonal(vector: Tensor, others: Sequence[Tensor]) -> Tensor:
-    """What a vector has beside others, which are orthogonal to each other."""
+    """Component of a vector that is orthogonal to others, which are orthogonal to each other."""
     for _ in range(2):  # twice is enough to be orthogonal to rounding
         for other in others:
             vector = vector - (vector @ other) / (other @ other).clamp_min(1e-300) * other
@@ -298,7 +298,7 @@ class PathPlane:
         return ~((1 + points @ self.slopes.T) > 0).all(1)
 
     def reach(self, span: float) -> float:
-        """How much longer (or shorter) the directions could be before the grid [−span, span]ᵈ meets a pole."""
+        """Factor by which the directions could be longer before the grid [−span, span]ᵈ meets a pole."""
         worst = float(self.slopes.abs().sum(1).max()) * span
         return 1 / worst if worst else float("inf")
 
@@ -307,7 +307,7 @@ class PathPlane:
         return {name: found[name].to(self._dtype) for name in self.names}
 
     def _is_straight(self, name: str) -> bool:
-        """Whether no ratio enters: the parameter reads the ground alone, and is not held by a skeleton edge."""
+        """True if no ratio enters: the parameter reads the ground alone, and is not held by a skeleton edge."""
         block = next(block for block in self._paths.blocks if block.name == name)
         if bool(self._paths.held_by_input.any()) or len(block.frozen):
             return False

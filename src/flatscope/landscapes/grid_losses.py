@@ -198,14 +198,14 @@ class GridLosses:
             self._kept = kept
 
     def _responses(self, inputs: Inputs) -> Responses:
-        """What each of the affine layers makes of a batch at w and along each direction."""
+        """Outputs of each affine layer on a batch at w and along each direction."""
         if not self._layers:
             return {}
         at_zero, along = answers_of(self._ctx, self._layers, self._directions, inputs)
         return {name: (zero, *along[name]) for name, zero in at_zero.items()}
 
     def _stacks(self, k: int, n: int) -> bool:
-        """Whether k networks run on n samples as one: where calls cost more than arithmetic, and memory allows it."""
+        """True if k networks run on n samples as one: where calls cost more than arithmetic, and memory allows it."""
         worth = self._n <= FEW_SAMPLES if self._on_cpu else k * n <= TOGETHER
         return k > 1 and worth and self._ctx.cached(stackable)
 
@@ -226,7 +226,7 @@ class GridLosses:
         return int(per_sample * self._n)
 
     def _answers_agree(self) -> bool:
-        """Whether answered layers give what running them gives, at a point away from the centre."""
+        """True if answered layers give what running them gives, at a point away from the centre."""
         inputs = self._ctx.problem.example()
         dimensions = len(next(iter(self._plane.straight.values()))) - 1
         point = torch.full((1, dimensions), 0.01, dtype=torch.float64)

@@ -178,7 +178,7 @@ class Surface(DrawnResult):
         return resized(figure, width, font_size)
 
     def headline_lines(self) -> list[str]:
-        """How far the loss rises on the picture, whether it falls anywhere, whether pictures can be compared."""
+        """Sentences on the rise of the loss on the picture, on falls, and on whether pictures can be compared."""
         low, high = self.heights
         told = f"Loss {number(self.centre, 3)} at the network, {number(low, 3)} to {number(high, 3)} around it"
         falls = math.isfinite(low) and self.centre - low > FALLS * max(abs(self.centre), 1e-12)

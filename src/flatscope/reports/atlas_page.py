@@ -44,7 +44,7 @@ KEYS = "Point at the curves to read them off, or focus them and use the arrow ke
 
 
 def atlases_part(atlases: Mapping[str, Atlas], _: Colours) -> Part:
-    """What turns, in sentences; the curves with their controls; a table of all measures."""
+    """Part of the page on correlations in training: sentences, curves with controls, a table of all measures."""
     answers, sections, top = [], [], Markup("")
     for n, (name, found) in enumerate(atlases.items()):
         answers += [element("h3", name)] if len(atlases) > 1 else []
@@ -77,7 +77,7 @@ def sentences(found: Atlas) -> list[str]:
 
 
 def _turning(found: Atlas, scope: str, target: str) -> str:
-    """How many measures turn along the epochs, and which sign they have at the end."""
+    """Number of measures whose correlation changes sign along the epochs, and the signs at the end."""
     measures = found.names("measure")
     turned = [measure for measure in measures if found.turns(measure, scope=scope)]
     ends = Counter(found.curve(measure, scope=scope)[-1].settled for measure in measures)

@@ -32,7 +32,7 @@ def forecast_plots(found: Mapping[str, Forecast], _: Colours) -> Iterator[Plot]:
 
 
 def forecast_part(found: Mapping[str, Forecast], colours: Colours) -> Part:
-    """What other weights do to the loss."""
+    """Part of the page on the change of the loss by other weights."""
     gist = "what other weights do to this loss"
     return drawn_part("Forecast", gist, forecast_plots(found, colours), found)
 

@@ -56,12 +56,12 @@ def colour_of(network: str, colours: Colours) -> str:
 
 
 def beside(n: int, networks: int) -> float:
-    """How far from the middle of its line the mark of the n-th network stands."""
+    """Distance of the n-th network's mark from the middle of its line."""
     return (n - (networks - 1) / 2) * 0.8 / networks
 
 
 def comparison_plot(tables: Mapping[str, Table], colours: Colours, left_out: Collection[str] = ()) -> Iterator[Plot]:
-    """How many times better than the first network, a dot with its standard error per measure; at most one plot.
+    """Ratios to the first network, a dot with its standard error per measure; at most one plot.
 
     Args:
         tables: by network.
@@ -250,7 +250,7 @@ def _units(measure: str, layer: str, rows: Rows, colours: Colours) -> Iterator[P
 
 
 def _top_share(falling: Floats) -> float:
-    """What the largest tenth has of the sum; NaN where values do not all have one sign."""
+    """Share of the largest tenth in the sum; NaN where values do not all have one sign."""
     if falling[-1] < 0 or falling.sum() <= 0:
         return math.nan
     return float(falling[: max(1, round(len(falling) / 10))].sum() / falling.sum())

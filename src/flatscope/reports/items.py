@@ -156,7 +156,7 @@ def kinds_of_the_papers() -> dict[str, Kind]:
 
 @functools.cache
 def shown_kinds() -> dict[str, Kind]:
-    """All that a report can show, in the order of the page."""
+    """Kinds of things that a report shows, in the order of the page."""
     found = OWN_KINDS | DECISION_KINDS | TRAINING_KINDS | kinds_of_the_papers()
     return {name: found[name] for name in dict.fromkeys((*ORDER, *found)) if name in found}
 
@@ -281,7 +281,7 @@ def named_path(given: str) -> tuple[str, Path]:
 
 
 def _folder(path: Path, name: str) -> list[tuple[str, Any]]:
-    """What a kind of folders holds; or a training run: its history, and what was measured into the same folder."""
+    """Items of a folder: a result of its kind; or a run's history and what was measured into it."""
     for kind in shown_kinds().values():
         if kind.read_folder is not None and (path / kind.folder_file).is_file():
             return [(name, kind.read_folder(path))]
@@ -298,7 +298,7 @@ def _folder(path: Path, name: str) -> list[tuple[str, Any]]:
 
 
 def _content(path: Path, read: Callable[[bytes], T], words: str) -> T:
-    """What is in a file, as one of our readers of bytes gives it."""
+    """Content of a file by one of our readers of bytes."""
     try:
         return read(read_with_sum(path))
     except FlatscopeError:
@@ -314,7 +314,7 @@ def _written_as(path: Path) -> type[Result] | None:
 
 
 def _saved_classes() -> list[type[Result]]:
-    """What files may hold."""
+    """Classes of results that files may hold."""
     return [each for kind in shown_kinds().values() for each in kind.classes]
 
 
@@ -332,7 +332,7 @@ def _json(path: Path) -> Any:
 
 
 def _npz(path: Path) -> Result:
-    """What is drawn (a surface, mixtures of networks, a spectrum), told apart by the arrays that each keeps."""
+    """Drawn result of a file (a surface, mixtures of networks, a spectrum), told by the arrays in it."""
     arrays = _content(path, from_npz_bytes, "an .npz file")
     known: dict[str, type[Result]] = {
         "weights": Simplex,

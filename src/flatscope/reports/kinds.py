@@ -21,7 +21,7 @@ ACCEPTED = (
 
 
 class Kind(NamedTuple):
-    """How a kind of thing is recognised, called in messages, shown, drawn, and named where the caller gives no name."""
+    """Kind of thing on a page: how it is recognised, called in messages, shown, drawn, and named by default."""
 
     words: str
     of: type[Result] | tuple[type[Result], ...] | Callable[[object], bool]  # its classes, or what recognises it
@@ -44,11 +44,11 @@ class Kind(NamedTuple):
         return (*own, *self.saved_as)
 
     def accepts(self, item: object) -> bool:
-        """Whether the item is of this kind."""
+        """True if the item is of this kind."""
         return isinstance(item, self.of) if isinstance(self.of, type | tuple) else self.of(item)
 
     def name_of(self, item: Any) -> str:
-        """What to call an item."""
+        """Name of an item."""
         return self.name if isinstance(self.name, str) else self.name(item)
 
 

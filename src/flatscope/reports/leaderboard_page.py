@@ -116,7 +116,7 @@ def _of_pairs(board: Leaderboard) -> list[str]:
 
 
 def _beside_chance(board: Leaderboard, name: str) -> str:
-    """Whether a measure ranks networks better than random numbers would, with the intervals that say so."""
+    """Verdict on whether a measure ranks networks better than random numbers, with its intervals."""
     signs = {_sure(board, name, *key) for key in board.populations}
     answer = {1.0: "yes", -1.0: "no, worse"}.get(signs.pop(), "not clear") if len(signs) == 1 else "not clear"
     intervals = [
@@ -233,7 +233,7 @@ def _scores(board: Leaderboard, data: str, stop: float, more: str) -> Markup:
 
 
 def _reading(board: Leaderboard) -> Markup:
-    """What the columns say and what the networks are."""
+    """Explanation of the columns and of the networks."""
     words = [f"{TITLES[score]}: {said}; best {best:g}." for score, (said, best) in SCORES.items()]
     varied = ", ".join(name.replace("_", " ") for name in SETTINGS)
     stops = " and ".join(f"{stop:g}" for stop in STOPS)

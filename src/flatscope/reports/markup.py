@@ -99,7 +99,7 @@ def _letter(alphabet: str, letter: str) -> str:
 
 
 def _balanced(source: str) -> bool:
-    """Whether every brace that opens a group is closed again."""
+    """True if every brace that opens a group is closed again."""
     depth = 0
     for brace in re.findall(r"\\.|[{}]", source):
         depth += {"{": 1, "}": -1}.get(brace, 0)
@@ -140,7 +140,7 @@ def table(
     invariances: Sequence[str] = (),
     tall: bool = False,
 ) -> Markup:
-    """The one kind of table: it scrolls within its frame, and sorts and filters where it is told how.
+    """Table of the page: it scrolls within its frame, and sorts and filters where it is told how.
 
     Args:
         label: what it shows, for those who do not see it.
@@ -185,7 +185,7 @@ class Section(NamedTuple):
 
 
 class Part(NamedTuple):
-    """What a kind of thing adds to the page."""
+    """Contribution of one kind of thing to the page: its answer, sections and picture."""
 
     answer: Markup  # what it says to the page's question, for the top of the page
     sections: list[Section]  # its details, folded

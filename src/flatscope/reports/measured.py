@@ -24,7 +24,7 @@ INVARIANCE_WORDS = {
 
 
 class MeasuredCell(NamedTuple):
-    """What one network has for one measure."""
+    """Value of one measure for one network, as text and number."""
 
     value: float  # for sorting and ratios: the number itself, or the largest of several; NaN where there is none
     text: str  # the number, or the range of several
@@ -72,7 +72,7 @@ class Line(NamedTuple):
 
 
 def invariance(entry: Declaration | None) -> str:
-    """Whether values of different networks may be compared: "all", "some", "none" or "unknown".
+    """Rescalings that leave a measure alone: "all", "some", "none" or "unknown"; only "all" lets networks be compared.
 
     Any rescaling of the weights that leaves the function as it is must leave a measure as it is; otherwise a
     difference between two networks can be a difference in how the same thing is written.
@@ -101,7 +101,7 @@ def lines(tables: Mapping[str, Table], kind: str = "measure") -> list[Line]:
 
 
 class ComparisonData(NamedTuple):
-    """How many times better than the first network the others are, by measures whose ratios say something.
+    """Ratios of the other networks to the first, by measures that rank: above 1 is better.
 
     That is: with a better direction, invariant under rescaling, positive and different in the networks, and not in
     proportion to a measure that is there already. Of several options of one, the middle.

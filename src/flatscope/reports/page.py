@@ -195,7 +195,7 @@ def _question(n_networks: int, kinds: Set[str]) -> str:
 
 
 def _hash(text: str) -> str:
-    """What the page's security policy allows to run: this very text and nothing else."""
+    """Hash by which the page's security policy allows this very text and nothing else."""
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
@@ -230,7 +230,7 @@ def with_comparison(kinds: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any
 
 
 def stored_summary(found: Table) -> NetworkSummary:
-    """Where the network of a table stands, as far as its metadata tell."""
+    """Summary of the network of a table, as far as its metadata tell."""
     return NetworkSummary.from_dict(found.meta[STANDING]) if STANDING in found.meta else UNKNOWN
 
 
@@ -261,7 +261,7 @@ def answer(kinds: Mapping[str, Mapping[str, Any]]) -> Markup:
 
 
 def _is_told(remark: str, said: Set[str]) -> bool:
-    """Whether a line of a headline has this remark already."""
+    """True if a line of a headline has this remark already."""
     return any(remark[1:] in line for line in said) or (
         remark.startswith(STILL) and any(line.startswith("No minimum") for line in said)
     )
@@ -312,7 +312,7 @@ def _summary(name: str, kinds: Mapping[str, Mapping[str, Any]]) -> NetworkSummar
 
 
 def _minimum_row(names: list[str], tables: Mapping[str, Table]) -> list[list[object]]:
-    """Whether each network is at a minimum at all: flatness is about minima."""
+    """Row of the table that says of each network whether it is at a minimum: flatness is about minima."""
     if not tables:
         return []
     row: list[object] = ["At a minimum?"]

@@ -69,7 +69,7 @@ class Plot(NamedTuple):
 
 
 def on_axes(draw: Callable[[Axes], None], width: float = WIDTH, height: float = HEIGHT) -> Callable[[], Figure]:
-    """What draws into axes as what makes a figure of that size, in inches."""
+    """Function that makes a figure of that size, in inches, from one that draws into axes."""
 
     def make() -> Figure:
         from matplotlib.figure import Figure
@@ -94,7 +94,7 @@ class Curve(NamedTuple):
 def curves(
     drawn: Sequence[Curve], across: str, up: str, *, log_x: bool = False, columns: int = 2
 ) -> Callable[[], Figure]:
-    """What makes a figure of lines: titles of both axes, heights logarithmic where they span much."""
+    """Function that makes a figure of lines; heights are logarithmic where they span much."""
 
     def draw(ax: Axes) -> None:
         for curve in drawn:
@@ -164,7 +164,7 @@ def _at_the_top(plot: Plot) -> Markup:
 
 
 def below(plots: Sequence[Plot], most: int = 1) -> tuple[Markup, ...]:
-    """What `hero` draws, as it stands in a section of these plots."""
+    """Content of `hero` for a section of these plots."""
     return (cards(plots),) if len(plots) <= most else tuple(map(card, plots[:most]))
 
 
@@ -248,7 +248,7 @@ def _short(places: str) -> str:
 
 
 def wants_log(values: Iterable[float]) -> bool:
-    """Whether values are positive and span so much that a linear axis would hide most of them."""
+    """True if values are positive and span so much that a linear axis would hide most of them."""
     found = [value for value in values if math.isfinite(value)]
     return bool(found) and min(found) > 0 and max(found) > 20 * min(found)
 
@@ -284,7 +284,7 @@ def legend_above(ax: Axes, columns: int = 2, **look: Any) -> None:
 
 
 def fitted(make: Callable[[], Figure]) -> Callable[[], Figure]:
-    """What makes a figure, in our size and with numbers on its logarithmic axes as the page writes them."""
+    """Function that makes a figure in our size, with numbers on its logarithmic axes as the page writes them."""
 
     def made() -> Figure:
         from matplotlib.ticker import FuncFormatter, LogFormatter, NullFormatter

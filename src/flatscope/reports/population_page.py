@@ -145,7 +145,7 @@ def estimate_words(estimate: Estimate | None) -> str:
 
 
 def summary_sentences(population: PopulationFrame, statistics: list[MeasureStatistics]) -> list[str]:
-    """What the population shows and how far that can be trusted."""
+    """Sentences on what the population shows and how far that can be trusted."""
     valued = [entry for entry in statistics if math.isfinite(entry.kendall.value)]
     target = population.frame[population.target]
     size = (
@@ -186,7 +186,7 @@ def summary_sentences(population: PopulationFrame, statistics: list[MeasureStati
 
 
 def _fixed_words(population: PopulationFrame, clear: list[MeasureStatistics]) -> str:
-    """How many associations are left when the settings are held fixed."""
+    """Number of associations that are left when the settings are held fixed, in words."""
     if not population.parameters:
         return ""
     kept = [e for e in clear if e.partial and not math.isnan(e.partial.low) and e.partial.low * e.partial.high > 0]
@@ -198,7 +198,7 @@ def _fixed_words(population: PopulationFrame, clear: list[MeasureStatistics]) ->
 
 
 def _against(entry: MeasureStatistics) -> bool:
-    """Whether a larger gap goes with values that the source calls better."""
+    """True if a larger gap goes with values that the source calls better."""
     assert entry.entry is not None
     sign = {"lower": 1, "higher": -1}.get(entry.entry.direction, 0)
     return sign * entry.kendall.value < 0

@@ -219,7 +219,7 @@ def _reasons(refused: Sequence[Line]) -> list[str]:
 
 
 def audits_part(audits: Mapping[str, Audit], _: Colours) -> Part:
-    """What happened to each measure when the same function was written with other weights."""
+    """Part of the page on audits: changes of each measure when the same function has other weights."""
     trials = ", ".join(map(str, sorted({int(audit.meta.get("trials", 0)) for audit in audits.values()})))
     parts = [element("p", f"{REWRITTEN} Draws of each kind: {trials}; the largest change is shown.", class_="quiet")]
     answers = []
@@ -236,7 +236,7 @@ def audits_part(audits: Mapping[str, Audit], _: Colours) -> Part:
 
 
 def explanations_part(explanations: Mapping[str, Explanation], _: Colours) -> Part:
-    """How each network was read: what was recognised, and the way of every parameter's curvature."""
+    """Part of the page on how each network was read, with the route of every parameter's curvature."""
     parts, answers = [], []
     for name, explanation in explanations.items():
         parts += [element("h3", name)] if len(explanations) > 1 else []
@@ -248,7 +248,7 @@ def explanations_part(explanations: Mapping[str, Explanation], _: Colours) -> Pa
 
 
 def audit_words(name: str, audit: Audit) -> str:
-    """How many measures were invariant under all that was tried."""
+    """Sentence with the number of measures that stayed unchanged."""
     frame = audit.to_frame()
     tested = frame[frame["verdict"] != "not tested"]
     moved = list(dict.fromkeys(tested.loc[tested["verdict"] == "moved", "measure"]))
@@ -292,13 +292,13 @@ def spectrum_plots(spectra: Mapping[str, SpectralDensity | Eigenpairs], _: Colou
 
 
 def spectrum_kind(found: SpectralDensity | Eigenpairs) -> str:
-    """What tells the spectra of one network apart."""
+    """Label that tells the spectra of one network apart."""
     what = "density of eigenvalues" if isinstance(found, SpectralDensity) else "eigenvalues"
     return f"layer {found.layer}, {what}" if found.layer else what
 
 
 def spectrum_words(found: SpectralDensity | Eigenpairs) -> str:
-    """What the spectrum shows, in a sentence."""
+    """Sentence on a spectrum."""
     matrix = MATRIX_WORDS[found.curvature]
     if isinstance(found, Eigenpairs):
         missing = int((~found.converged).sum())

@@ -34,7 +34,7 @@ CURVES = {  # column: title, how to read it
 
 
 def stability_part(runs: Mapping[str, Stability], colours: Colours) -> Part:
-    """Where each training stands, in words and as curves; every record as a table."""
+    """Part of the page on stability: place of each training against the edge, curves, every record as a table."""
     sentences = [
         f"{name}: {words}" if len(runs) > 1 else words for name, run in runs.items() for words in run.sentences()
     ]

@@ -63,7 +63,7 @@ class Scale(NamedTuple):
 
 
 def surface_words(surface: Surface) -> str:
-    """What tells the surfaces of one network apart."""
+    """Label that tells the surfaces of one network apart."""
     return surface.space_words if surface.dimensions == 2 else f"line in {surface.space_words}"
 
 
@@ -118,7 +118,7 @@ def surfaces_part(surfaces: Mapping[str, Surface], colours: Colours) -> Part:
 
 
 def loss_words(surface: Surface) -> str:
-    """How the loss at the network compares with that around it."""
+    """Sentence that compares the loss at the network with that around it."""
     low, high = surface.heights
     lower = surface.centre - low > 0.01 * (high - low)  # by more than rounding
     plane = "plane" if surface.dimensions == 2 else "line"
@@ -218,7 +218,7 @@ def _plane_card(network: str, surface: Surface, scale: Scale) -> Markup:
 
 
 def plane_words(surface: Surface) -> str:
-    """What the plane shows in a sentence or two, holes included."""
+    """Sentences on what the plane shows, holes included."""
     heights = finite_heights(surface)
     if np.isnan(heights).all():
         return "No point of this plane has a finite loss."

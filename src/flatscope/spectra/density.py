@@ -123,7 +123,7 @@ class SpectralDensity(DrawnResult):
 
     @property
     def radius(self) -> float:
-        """What is called near zero: a thousandth of the largest eigenvalue in size."""
+        """Largest size of an eigenvalue that counts as near zero: a thousandth of the largest."""
         return RESOLUTION * max(map(abs, self.range))
 
     def negative(self, radius: float | None = None, *, confidence: float = 0.95) -> Share:
@@ -262,7 +262,7 @@ class SpectralDensity(DrawnResult):
         return resized(figure, width, font_size)
 
     def caption(self) -> str:
-        """What the picture shows, for below it: the matrix, the band, the marks."""
+        """Caption of the picture: the matrix, the band, the marks."""
         of = f" of layer {self.layer}" if self.layer else ""
         band = ", band: 95 %" if self.draws > 1 else ""
         marks = f", triangles: {len(self.outliers)} that stand out" if len(self.outliers) else ""
@@ -274,7 +274,7 @@ class SpectralDensity(DrawnResult):
         return min(one / 3, 1e-6 * float(density.max()))
 
     def headline_lines(self) -> list[str]:
-        """Whether the loss curves down anywhere, how few directions hold the curvature, what to make of it."""
+        """Sentences on negative curvature, on how few directions hold the curvature, and what to make of it."""
         negative, flat, (low, high) = self.negative(), self.near_zero(), self.range
         if negative.low > 0:
             down = f"The loss curves down along {negative} of the directions: this is a saddle or training goes on."
@@ -293,7 +293,7 @@ class SpectralDensity(DrawnResult):
         return [line for line in (*lines, differences_line(differences) if differences else worth, use) if line]
 
     def cells(self) -> tuple[list[str], list[list[str]]]:
-        """What there is to say about the spectrum in numbers."""
+        """Numbers of the spectrum, a row each."""
         trace, error = self.trace
         low, high = self.range
         kind = MATRIX_WORDS[self.curvature]

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def differences_line(found: Mapping[str, Any]) -> str:
-    """What finite differences leave open, in a sentence."""
+    """Sentence on the uncertainty that finite differences leave."""
     kinks = "; kinks that a step crosses are counted: this is not the exact Hessian" if found["kinks"] else ""
     return (
         f"By finite differences: step {number(found['step'], 2)} of the weights, two steps differ by up to "

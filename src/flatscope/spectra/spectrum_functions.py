@@ -153,7 +153,7 @@ def spectral_density(
     memory: int | str | None = None,
     products: str = EXACT,
 ) -> SpectralDensity:
-    """How the eigenvalues are spread: stochastic Lanczos quadrature (Ghorbani, Krishnan and Xiao, 2019).
+    """Density of the eigenvalues by stochastic Lanczos quadrature (Ghorbani, Krishnan and Xiao, 2019).
 
     Every draw is a random start and costs `steps` curvature products. Their spread gives the density a confidence band;
     the trace has a standard error, the shares of negative eigenvalues and of those near zero have intervals, and
@@ -222,7 +222,7 @@ def _hessian(ctx: Context, names: list[str] | None, products: str, precision: fl
 
 
 def _differences(operator: CurvatureOperator) -> dict[str, Any]:
-    """What a result keeps of finite differences: their step, and how far two steps differ."""
+    """Entries of a result on finite differences: their step, and how far two steps differ."""
     if not isinstance(operator, FiniteDifferences):
         return {}
     return {"finite_difference": {"step": operator.step, "spread": operator.spread, "kinks": operator.kinks}}

@@ -34,7 +34,7 @@ class Granulated:
 
 @dataclass(frozen=True)
 class SignError:
-    """How often a measure ranks a pair wrongly: over all pairs, by environment, and in the worst environment.
+    """Share of pairs that a measure ranks wrongly: over all pairs, by environment, and in the worst environment.
 
     Attributes:
         mean: over all pairs.

@@ -35,7 +35,7 @@ from flatscope.symmetries.path_skeleton import Chains, chains
 
 @dataclass(frozen=True)
 class Block:
-    """Where the values of one parameter tensor stand: `start` to `stop`, its frozen entries left out."""
+    """Places of one parameter tensor's values: `start` to `stop`, its frozen entries left out."""
 
     name: str  # of the parameter
     layer: GraphLayer | None  # the layer that it belongs to; None for a parameter that is no edge and has no scale

@@ -74,7 +74,7 @@ def fold_batchnorm(model: nn.Module, example: Inputs) -> nn.Module:
 
 
 def has_batchnorm(model: nn.Module) -> bool:
-    """Whether any module is a BatchNorm that was not folded."""
+    """True if any module is a BatchNorm that was not folded."""
     return any(
         isinstance(module, BatchNorm) and not _is_done(model, f"{name}.running_mean".lstrip("."))
         for name, module in model.named_modules()
@@ -132,7 +132,7 @@ class _Norm:
 
     @property
     def entering(self) -> Tensor:
-        """What is normalised."""
+        """Input of the normalisation."""
         given: Tensor = self.call.named(*NORM_ORDER)["input"]
         return given
 

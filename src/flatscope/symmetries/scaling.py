@@ -202,7 +202,7 @@ def permuted_params(graph: Graph, params: Params, permutation: Mapping[int, int]
 
 
 def _places(units: Tensor, permutation: Mapping[int, int]) -> Tensor:
-    """Where each channel now comes from; the channels of a unit keep their order."""
+    """Former place of each channel; the channels of a unit keep their order."""
     channels: dict[int, list[int]] = {}
     for place, unit in enumerate(units.tolist()):
         channels.setdefault(unit, []).append(place)

@@ -85,7 +85,7 @@ class Recorder:
         self.steps: dict[int, int] = {}
 
     def due(self, epoch: int) -> bool:
-        """Whether this epoch is one of those to record."""
+        """True if this epoch is one of those to record."""
         return epoch % self.every == 0
 
     def record(self, model: nn.Module, epoch: int, step: int | None = None, *, optimizer: Any = None) -> Table | None:
@@ -235,7 +235,7 @@ Take = Callable[[nn.Module], nn.Module]
 
 
 class _Hooks:
-    """What the callbacks share: a recorder, and what takes the network to measure out of the trained module."""
+    """Common part of the callbacks: a recorder, and the function that finds the network in the trained module."""
 
     def __init__(self, *args: Any, network: Take | None = None, **kwargs: Any) -> None:
         super().__init__()

@@ -154,7 +154,7 @@ class CheckpointPace:
         self._every, self._seconds, self._last = every, seconds, time.monotonic()
 
     def is_due(self, epoch: int, *, over: bool) -> bool:
-        """Whether to write now, after `epoch` epochs; the caller then does."""
+        """True if a checkpoint is due after `epoch` epochs; the caller then does."""
         if not (over or epoch % self._every == 0) or time.monotonic() - self._last < self._seconds:
             return False
         self._last = time.monotonic()
@@ -199,7 +199,7 @@ def stream_seed(seed: int, epoch: int, stream: str) -> int:
 
 @dataclass
 class TrainingState:
-    """Where a run stands after a finished epoch."""
+    """State of a run after a finished epoch."""
 
     epochs: int = 0  # how many are finished
     rows: list[dict[str, float]] = field(default_factory=list)  # the history so far
@@ -280,7 +280,7 @@ def write_state(path: Path, key: str, parts: Mapping[str, Mapping[str, Any]], sa
 
 
 def read_state(path: Path, key: str) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
-    """What `write_state` wrote: tensors by prefix and name, and the header."""
+    """Tensors by prefix and name, and the header, that `write_state` wrote."""
     try:
         tensors, head = read_tensors(path)
         saved: dict[str, Any] = json.loads(head[key])
@@ -316,7 +316,7 @@ def fingerprint(x: Tensor, y: Tensor) -> str:
 
 
 def _remembered(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, object]:
-    """What the optimizer remembers of each parameter: momentum under its name, of Adam "name.exp_avg" and so on.
+    """State of the optimizer for each parameter: momentum under its name, of Adam "name.exp_avg" and so on.
 
     Nothing before the first step, or without momentum.
     """

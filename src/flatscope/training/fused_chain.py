@@ -84,7 +84,7 @@ class Chain:
 
     @property
     def classes(self) -> int:
-        """How many outputs there are."""
+        """Number of outputs."""
         outputs = self.layers[-1].outputs
         return outputs if isinstance(outputs, int) else outputs[0]
 

@@ -29,7 +29,7 @@ class NotCompiled(NotFused):
 
 
 class Job(ctypes.Structure):
-    """What a launch is given; `struct Job` of fused.cu says what each part is."""
+    """Arguments of a launch; `struct Job` of fused.cu explains each."""
 
     _fields_ = [*((name, ctypes.c_void_p) for name in POINTERS), *((name, ctypes.c_int) for name in NUMBERS)]
 
@@ -42,7 +42,7 @@ class Kernel(Protocol):
 
 
 class Machine(Protocol):
-    """Where kernels run."""
+    """Device on which kernels run."""
 
     threads: int  # of a block
     lanes: int  # threads that run in step

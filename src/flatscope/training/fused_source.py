@@ -224,7 +224,7 @@ class _Layout:
     # What comes out ---------------------------------------------------------------------------------------------------
 
     def constants(self) -> str:
-        """What stands in front of `fused.cu`."""
+        """Text of the constants in front of `fused.cu`."""
         small = min(4, self.group)
         numbers = {"THREADS": self.threads, "LANES": self.lanes, "GROUP": self.group, "SMALL_GROUP": small}
         numbers |= {"CLASSES": self.chain.classes, "WEIGHTS": self.packed, "SHARED_FLOATS": self.size}
@@ -325,6 +325,6 @@ def _fours(floats: int) -> int:
 
 
 def _conflicts(offsets: list[int]) -> int:
-    """How often the fullest bank is asked at once."""
+    """Number of requests to the fullest memory bank at once."""
     banks = [offset % BANKS for offset in offsets]
     return max(banks.count(bank) for bank in set(banks))

@@ -35,12 +35,12 @@ def activations_in(precision: str, device: torch.device) -> torch.autocast:
 
 
 def wants_channels_last(precision: str, images: Tensor) -> bool:
-    """Whether convolutions run faster with the channels as innermost axis: those on matrix units do."""
+    """True if convolutions run faster with the channels as innermost axis: those on matrix units do."""
     return precision != "float32" and images.is_cuda and images.dim() == 4
 
 
 def is_steady(model: nn.Module, inputs: Tensor) -> bool:
-    """Whether every step of a training is the same to Python, so that a graph can stand for it."""
+    """True if every step of a training is the same to Python, so that a graph can stand for it."""
     for part in model.modules():
         if type(part).__module__.partition(".")[0] not in STEADY_PACKAGES:
             return False
@@ -60,7 +60,7 @@ def is_steady(model: nn.Module, inputs: Tensor) -> bool:
 
 
 def is_worth_compiling(model: nn.Module, precision: str, samples: int, epoch: int, epochs: int) -> bool:
-    """Whether `torch.compile` pays from this epoch on: in bf16, whose many passes over activations it joins.
+    """True if `torch.compile` pays from this epoch on: in bf16, whose many passes over activations it joins.
 
     Random numbers of a compiled network are others than those of the network, so one with dropout is not compiled.
     """

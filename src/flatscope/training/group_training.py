@@ -38,7 +38,7 @@ _WEIGHTS, _INITIAL, _VELOCITY = "weights.", "initial.", "velocity."
 
 
 class PopulationView:
-    """What `after_epoch` sees: the trials of the group that has just finished an epoch. Valid during the call.
+    """Argument of `after_epoch`: the trials of the group that has just finished an epoch. Valid during the call.
 
     Attributes:
         epoch: finished epochs.
@@ -301,7 +301,7 @@ def _batch_losses(stack: Stack) -> list[float]:
 def _after_epoch(
     group: Group, stack: Stack, active: Sequence[int], finite: Sequence[bool], test: Pair | None, begun: float
 ) -> list[TrainingState]:
-    """Where the trials of the stack stand now: evaluated where it is time, ended where a rule holds."""
+    """New states of the trials of the stack: evaluated where it is time, ended where a rule holds."""
     configs = [trial.config for trial in stack.trials]
     due = [good and is_evaluated(config, group.epoch + 1) for good, config in zip(finite, configs, strict=True)]
     measured: dict[str, list[float]] = {}

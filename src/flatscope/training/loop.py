@@ -85,7 +85,7 @@ class TrainResult:
 
     @property
     def diverged(self) -> bool:
-        """Whether a loss or weight stopped being finite; the model then holds those weights."""
+        """True if a loss or weight stopped being finite; the model then holds those weights."""
         return self.stopped_by == "diverged"
 
 
@@ -319,14 +319,14 @@ class _Steps:
 
 
 def is_evaluated(config: TrainConfig, epochs: int) -> bool:
-    """Whether there is an evaluation after so many epochs."""
+    """True if there is an evaluation after so many epochs."""
     return epochs % config.evaluate_every == 0 or epochs == config.epochs
 
 
 def next_state(
     state: TrainingState, config: TrainConfig, finite: bool, measured: Mapping[str, float] | None, seconds: float
 ) -> TrainingState:
-    """Where a run stands after one more epoch: with a row if it was evaluated or diverged, ended if a rule holds."""
+    """State of a run after one more epoch: with a row if it was evaluated or diverged, ended if a rule holds."""
     done, rows, stopped_by = state.epochs + 1, state.rows, None if finite else "diverged"
     if not finite or measured is not None:
         row = dict.fromkeys(COLUMNS, math.nan)
@@ -361,7 +361,7 @@ def _snapshot(model: nn.Module) -> dict[str, Any]:
 
 
 def _advice(epoch: int, config: TrainConfig, folder: Path | None) -> str:
-    """What to do after Ctrl-C."""
+    """Advice after Ctrl-C."""
     text = f"training stopped after epoch {epoch} of {config.epochs}"
     if folder is None:
         return f"{text}; nothing was saved, since no checkpoint folder was given"

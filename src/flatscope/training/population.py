@@ -234,7 +234,7 @@ def _grouped(
 
 
 def _fills_the_device(network: StackedNetwork, trial: Trial) -> bool:
-    """Whether steps of a stack are mostly large matrix products, which one multiprocessor a network is no match for."""
+    """True if steps of a stack are mostly large matrix products, which one multiprocessor a network is no match for."""
     return not network.has_convolutions and network.products * trial.config.batch_size > LARGE_PRODUCTS
 
 
@@ -305,7 +305,7 @@ def _probe(network: StackedNetwork, model: nn.Module, images: Tensor) -> None:
 
 
 def _refuse_alone(trial: Trial, reason: str, refused: bool) -> None:
-    """What the plain loop cannot do, and what the user has ruled out."""
+    """Refuse a trial that the plain loop cannot train, or for which the user has ruled it out."""
     if refused:
         fix = 'Take stacked="auto" to train it in another'
         raise InputError("a network that can be trained in the wanted way", reason, f"trial {trial.name}", fix)
@@ -339,7 +339,7 @@ def _check(group: Group, held_out: Pair | None, device: torch.device) -> Pair | 
 
 
 def _advice(population: Population, folder: Path | None) -> str:
-    """What to do after Ctrl-C."""
+    """Advice after Ctrl-C."""
     frame = population.frame()
     done = int((frame["stopped_by"] != "interrupted").sum())
     text = f"training stopped with {done} of {len(population)} networks finished"

@@ -105,7 +105,7 @@ class Population(Result, Sequence[nn.Module]):
         return self.to_frame()
 
     def headline_lines(self) -> list[str]:
-        """How many networks ended as they should, how far apart their gaps are, what to do with them."""
+        """Sentences on how many networks ended as they should, how far apart their gaps are, what to do with them."""
         frame, size = self.to_frame(), f"{len(self)} networks"
         lost = int(frame["diverged"].sum())
         gap = next((name for name in ("error_gap", "loss_gap") if name in frame and frame[name].notna().any()), "")
@@ -116,7 +116,7 @@ class Population(Result, Sequence[nn.Module]):
         return [*lines, "Next: measure each, then fs.PopulationFrame or fs.stats to see what predicts the gap."]
 
     def cells(self) -> tuple[list[str], list[list[str]]]:
-        """What differs between the trials, and how they ended."""
+        """Settings that differ between the trials, and how each ended."""
         frame = self.to_frame()
         varied = [name for name in frame if frame[name].astype(str).nunique() > 1 or name == "name"]
         kept = frame[[name for name in frame if name in varied or name in (*ERRORS, "epochs", "stopped_by")]]
@@ -181,7 +181,7 @@ class Population(Result, Sequence[nn.Module]):
         return f"Population({len(self)} networks in {groups}; stopped: {counted})"
 
     def to_html(self) -> str:
-        """How it went, and the first rows."""
+        """Summary and the first rows, as HTML."""
         more = f"<p>{len(self) - SHOWN_ROWS} more</p>" if len(self) > SHOWN_ROWS else ""
         header, rows = self.cells()
         table = pd.DataFrame(rows[:SHOWN_ROWS], columns=header).to_html(index=False, border=0, classes="flatscope")

@@ -312,7 +312,7 @@ class Stack:
         return batch_losses.detach(), torch.autograd.grad(batch_losses.sum(), leaves)
 
     def _parts(self, together: int) -> Iterator[slice]:
-        """So many trials at once."""
+        """Slices of so many trials at once."""
         for start in range(0, len(self.trials), together):
             yield slice(start, start + together)
 

@@ -37,7 +37,7 @@ LABEL_KEYS = ("random", "seed", "exclude_true")
 
 @dataclass(frozen=True)
 class Trial:
-    """What one network of a population is made of; see `train_population` for the meaning of each part.
+    """Settings of one network of a population; see `train_population` for the meaning of each part.
 
     `given` is the trial as the user wrote it, with name, seed and model_seed filled in.
     """

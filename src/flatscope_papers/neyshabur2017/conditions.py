@@ -197,7 +197,7 @@ def _mean_curve(curves: pd.DataFrame) -> pd.DataFrame:
 
 
 def _half(curves: dict[str, pd.DataFrame]) -> str:
-    """Where half of the activations have flipped: how the size of pre-activations changes in training."""
+    """Sentence on the noise at which half of all activations flip, before and after training."""
     means = {which: frame.groupby("delta")["share"].mean() for which, frame in curves.items()}
     reached = {which: float(np.interp(0.5, curve.to_numpy(), curve.index.to_numpy())) for which, curve in means.items()}
     return (

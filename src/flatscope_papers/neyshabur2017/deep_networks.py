@@ -188,7 +188,7 @@ def histogram(values: Any, over: Any = None, bins: int = 40, **settings: Any) ->
 
 
 def fit_note(points: pd.DataFrame) -> str:
-    """How the networks were trained."""
+    """Note on how the networks were trained."""
     learned = points[points["weights"] == "learned"]
     return (
         f"{len(learned)} networks, training cross-entropy {learned['train_loss'].max():.2g} or less, test error "

@@ -86,7 +86,7 @@ def growth(rows: pd.DataFrame, column: str, labels: str) -> float:
 
 
 def fit_note(points: pd.DataFrame) -> str:
-    """How the networks were fitted."""
+    """Note on how the networks were fitted."""
     return (
         f"{len(points)} networks, training cross-entropy {points['train_loss'].max():.2g} or less, "
         f"test error {points[points['labels'] == 'true']['test_error'].mean():.3f} with true and "

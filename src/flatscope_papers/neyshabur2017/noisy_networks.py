@@ -94,7 +94,7 @@ def look_at_noise(config: Config, store: Store) -> Measured:
 
 
 def theorem_constants(problem: Problem, chain: ReluChain) -> TheoremConstants:
-    """What Theorem 1 needs to know, for the cross-entropy, which is √2-Lipschitz."""
+    """Constants of Theorem 1 for the cross-entropy, which is √2-Lipschitz."""
     names = ["condition_c1_mu", "condition_c2", "condition_c3"]
     table = measure(problem, names, options={name: {"samples": SAMPLES} for name in names})
     norms = tuple(float(weight.norm()) for weight in chain.weights)
@@ -137,7 +137,7 @@ def shuffled(chain: ReluChain, generator: torch.Generator) -> ReluChain:
 
 
 def moved_share(chain: ReluChain, generator: torch.Generator, share: float = 0.1, draws: int = 20) -> float:
-    """How far noise moves the outputs, as a share of their size: sharpness without the scale of the outputs."""
+    """Change of the outputs by noise, as a share of their size: sharpness without the scale of the outputs."""
     sigmas = [share * float(weight.square().mean().sqrt()) for weight in chain.weights]
     moved = [float(perturbed(chain, noise_of(chain, sigmas, generator)).moved.mean()) for _ in range(draws)]
     return float(np.mean(moved)) / float(chain.signals[-1].norm(dim=1).mean())

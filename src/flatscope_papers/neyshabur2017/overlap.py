@@ -47,7 +47,7 @@ def in_common(each: Histograms, note: str = "") -> Answer:
 
 
 def middle(values: Mapping[str, pd.DataFrame], column: str) -> str:
-    """Where nine tenths of the values lie, before and after training."""
+    """Interval of nine tenths of the values, before and after training."""
     ends = {which: frame[column].quantile([0.05, 0.95]).to_numpy() for which, frame in values.items()}
     parts = [f"{ends[which][0]:.3g} to {ends[which][1]:.3g} ({words})" for which, words in WEIGHTS.items()]
     return f"nine tenths of the values lie from {' and from '.join(parts)}"

@@ -71,13 +71,13 @@ def mean_growth(rows: pd.DataFrame, labels: str) -> float:
 
 
 def most_pronounced(rows: pd.DataFrame) -> float:
-    """How far the slopes of the two ℓ2 measures lie above those of the other two."""
+    """Excess of the slopes of the two ℓ2 measures over those of the other two."""
     slopes = {name: gap_slope(rows, name) for name in NORMS}
     return min(slopes["l2_norm"], slopes["l2_path_norm"]) - max(slopes["l1_path_norm"], slopes["spectral_norm"])
 
 
 def same_order(points: pd.DataFrame, by_epsilon: list[pd.DataFrame]) -> Answer:
-    """How often true and random labels compare as at ε = 0.05, over norms, sizes, seeds and the other ε."""
+    """Share of pairs of true and random labels that compare as at ε = 0.05, over norms, sizes, seeds and ε."""
     settings = points[["seed", "size", "labels"]].to_dict("records")
     parts = [frame.assign(**row) for frame, row in zip(by_epsilon, settings, strict=True)]  # type: ignore[arg-type]
     long = pd.concat(parts).melt(["seed", "size", "labels", "epsilon"], list(NORMS), "norm")
@@ -91,7 +91,7 @@ def same_order(points: pd.DataFrame, by_epsilon: list[pd.DataFrame]) -> Answer:
 
 
 def _test_errors(points: pd.DataFrame) -> str:
-    """How far the dependence of labels on images has been learned."""
+    """Note on how far the dependence of labels on images has been learned."""
     means = points[points["labels"] == "true"].groupby("size")["test_error"].mean()
     return f"test error with true labels: {', '.join(f'{error:.3f} at {size}' for size, error in means.items())}"
 

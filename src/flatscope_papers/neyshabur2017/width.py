@@ -64,7 +64,7 @@ def change(rows: pd.DataFrame, column: str, first: int, last: int) -> float:
 
 
 class Move(NamedTuple):
-    """What the paper says of a measure between two widths; without `last`, up to the largest."""
+    """Change of a measure between two widths that the paper states; without `last`, up to the largest."""
 
     statement: str
     reported: str

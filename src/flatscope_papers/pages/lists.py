@@ -48,7 +48,7 @@ def scales_page(results: Results) -> str:
 
 
 def costs_page(results: Results) -> str:
-    """How every study was run, what runs it again, and what the paper's scale takes."""
+    """Page on how every study was run, what runs it again, and what the paper's scale takes."""
     rows = []
     for name, declared in studies().items():
         result = latest(results.get(name, {}))

@@ -79,7 +79,7 @@ def verdict(finding: Finding) -> str:
 
 
 def outcome(finding: Finding) -> str:
-    """What came out, in a line: number and verdict."""
+    """Number and verdict, in a line."""
     return f"{text(brief(finding.answer))}, {finding.verdict}"
 
 

@@ -91,7 +91,7 @@ def counts_by_kind(found: Iterable[Entry]) -> list[str]:
 
 
 def three_lines(paper: str, found: Sequence[Entry]) -> list[str]:
-    """What holds, what does not, what depends on what, with today's numbers; nothing where results say otherwise."""
+    """Sentences on claims that hold, that do not, and that depend on the setting; none where results say otherwise."""
     words, by_claim = paper_words(paper), {(e.study.name, e.finding.claim.key): e.finding for e in found}
     verdicts = {f"{study} {key} {finding.verdict}" for (study, key), finding in by_claim.items()}
     if not verdicts.issuperset(words.rests_on):
@@ -112,7 +112,7 @@ def headlines(found: Iterable[Entry]) -> dict[str, list[Entry]]:
 
 
 def badge(found: Sequence[Entry]) -> str:
-    """How many studies of a paper are judged at its scale, and which are not, in a few words."""
+    """Number of studies of a paper that are judged at its scale, and which are not, in a few words."""
     counted = [entry for entry in found if entry.finding.counts]
     judged = {e.study.name for e in counted if e.scale == "paper" and e.finding.verdict != UNTESTABLE}
     others = list(dict.fromkeys(e.study.figure for e in counted if e.study.name not in judged))

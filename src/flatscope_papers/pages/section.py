@@ -93,6 +93,6 @@ def _short(places: str) -> str:
 
 
 def _provenance(studies: Mapping[str, StudyResult]) -> dict[str, str]:
-    """What the runs say in common; each study tells below its claims how it was run."""
+    """Common provenance of the runs; each study tells below its claims how it was run."""
     told = {key: [study.provenance.get(key) for study in studies.values()] for key in ("version", "torch", "device")}
     return {key: ", ".join(dict.fromkeys(str(value) for value in values if value)) for key, values in told.items()}

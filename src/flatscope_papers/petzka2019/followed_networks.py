@@ -66,7 +66,7 @@ def train_and_follow(configs: list[dict[str, Any]], store: Store, report: Report
 
 
 class _Followed:
-    """What was seen of the networks of a unit so far, and how to see more."""
+    """Records of the networks of a unit so far, and the function that adds more."""
 
     def __init__(self, configs: list[dict[str, Any]], data: Data, device: torch.device) -> None:
         assert data.test is not None

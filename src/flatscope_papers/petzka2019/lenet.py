@@ -170,13 +170,13 @@ def readings(seen: pd.DataFrame, variant: str = JUDGED) -> dict[str, pd.DataFram
 
 
 def judged_number(scale: str) -> int:
-    """How many networks the judged correlations are about, lost ones included."""
+    """Number of networks in the judged correlations, lost ones included."""
     size = SIZES[scale]
     return len([init for init in size["inits"] if init != OTHER_READING]) * len(size["batches"]) * int(size["seeds"])
 
 
 def summary_notes(seen: pd.DataFrame, runs: Runs) -> tuple[str, ...]:
-    """How far the networks came, where the rules stopped them, and which of them never learned."""
+    """Notes on the training: the losses reached, where the rules stopped, and networks that never learned."""
     notes = []
     configs = runs.stages[0].configs
     for variant, rows in seen.groupby("variant", sort=False):

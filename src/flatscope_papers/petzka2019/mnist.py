@@ -268,7 +268,7 @@ def _hidden_alone(points: pd.DataFrame, name: str, lead: Answer) -> str:
 
 
 def _why_close(points: pd.DataFrame, name: str, lead: Answer) -> str:
-    """What keeps a measure of the network from leading: one layer is all of it, or the networks are too few."""
+    """Reason why a measure of the whole network hardly leads: one layer is all of it, or too few networks."""
     if math.isnan(lead.value):
         return ""
     for number, column in enumerate(_layers_of(name), start=1):

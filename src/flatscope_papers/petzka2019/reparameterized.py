@@ -64,7 +64,7 @@ def figure_2_of_looks(table: pd.DataFrame, scale: str) -> Analysis:
 
 @study("petzka2019-fig2", stages=stages, from_table=figure_2_of_looks, table_of="petzka2019-fig1")
 def figure_2(runs: Runs) -> Analysis:
-    """What a whole number from 5 to 25 on the output matrix, and its inverse on the layer before, leaves to see."""
+    """Correlations after the output matrix was multiplied by a number from 5 to 25, the layer before divided."""
     seen = looks(runs)
     own = readings(seen)["σ = 0.1"]
     both = {"before": own, "after": rewritten(own)}
@@ -90,7 +90,7 @@ def rewritten(seen: pd.DataFrame) -> pd.DataFrame:
 
 
 def moved(seen: pd.DataFrame) -> Answer:
-    """How far κ, κ_τ and ρ moved, and Tr and λ_max from their law: the largest of each network."""
+    """Changes of κ, κ_τ and ρ, and of Tr and λ_max from their law: the largest of each network."""
     return intervals.largest(seen.groupby("network")["moved"].max().dropna())
 
 

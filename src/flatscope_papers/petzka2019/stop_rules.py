@@ -119,7 +119,7 @@ def told(points: pd.DataFrame, column: str) -> str:
 
 
 def turn(along: pd.DataFrame, column: str) -> str:
-    """Where the correlation with the gap changes its sign along the epochs, in words."""
+    """Epochs at which the correlation with the gap changes its sign, in words."""
     line = along[(along["measure"] == column) & (along["target"] == "gap") & along["rule"].str.startswith("epoch")]
     values = dict(zip(line["rule"].str.split().str[1].astype(int), line["pearson"], strict=True))
     signs = [epoch for before, epoch in itertools.pairwise(values) if values[before] * values[epoch] < 0]

@@ -50,7 +50,7 @@ class SampleNoise:
 
 @dataclass(frozen=True)
 class Mixing:
-    """Whether chains forgot their start.
+    """Diagnosis of whether chains forgot their start.
 
     Attributes:
         two_start_gap: largest difference between the means of groups of chains with different starts.
@@ -84,7 +84,7 @@ class Histogram:
 
 @dataclass(frozen=True)
 class ChainRun:
-    """What the chains did after the burn-in.
+    """Records of the chains after the burn-in.
 
     Attributes:
         values: (records, chains, k), what `record` returned.
@@ -105,7 +105,7 @@ class ChainRun:
     seconds: float
 
     def share(self, test: Callable[[Tensor], Tensor]) -> tuple[float, Mixing]:
-        """How often a condition holds, and how well that number is mixed.
+        """Share of records in which a condition holds, and how well that number is mixed.
 
         Args:
             test: called with the values (records, chains, k), returns booleans (records, chains).

@@ -267,7 +267,7 @@ def robust_hinge(
 
 
 def _sizes(X: Tensor, uncertain: str) -> Tensor:
-    """How far a unit disturbance moves wᵀx_i, in units of ‖w‖."""
+    """Change of wᵀx_i by a unit disturbance, in units of ‖w‖."""
     if uncertain not in UNCERTAIN:
         raise InputError(f"uncertain one of {', '.join(UNCERTAIN)}", repr(uncertain), where="linear models")
     if uncertain == "inputs":

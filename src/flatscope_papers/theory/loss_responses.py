@@ -13,7 +13,7 @@ from flatscope import InputError
 
 
 class LossResponses(NamedTuple):
-    """How the mean loss U and its gradient answer to one other sample and to other weights.
+    """Changes of the mean loss U and its gradient with one other sample and with other weights.
 
     Attributes:
         gradient: ‖∇U‖.
@@ -87,7 +87,7 @@ def loss_responses(
 
 
 def relative_factors(depth: int, delta: float) -> tuple[float, float]:
-    """What a relative change Δ of every weight (50) and of the input (51) does to a path: (1 + Δ)^d and 1 + Δ.
+    """Factors of a path by a relative change Δ of every weight (50) and of the input (51): (1 + Δ)^d and 1 + Δ.
 
     Example:
         >>> [round(f, 2) for f in relative_factors(8, 0.1)]

@@ -123,7 +123,7 @@ class GradientNoise:
         level: float = 0.05,
         seed: int = 0,
     ) -> Normality:
-        """Whether the chosen components of mini-batch gradients look Gaussian, over random mini-batches.
+        """Test whether the chosen components of mini-batch gradients look Gaussian, over random mini-batches.
 
         Args:
             batch: samples of a mini-batch.

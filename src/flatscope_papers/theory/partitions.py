@@ -26,7 +26,7 @@ class Partition(Protocol):
         ...
 
     def count(self, dimension: int) -> float:
-        """How many cells there are, whether samples lie in them or not."""
+        """Number of cells, with samples in them or not."""
         ...
 
 
@@ -119,7 +119,7 @@ class PartitionRobustness:
 
 
 def partition_robustness(ctx: Context, partition: Partition, *, largest: float = math.inf) -> PartitionRobustness:
-    """How robust the network is on a partition: K, and ε(S) as far as training and test samples show it.
+    """Robustness of the network on a partition: K, and ε(S) as far as training and test samples show it.
 
     Args:
         ctx: the network; test samples count where there are any.

@@ -60,7 +60,7 @@ def _orderings(chosen: tuple[int, ...]) -> int:
 
 
 def ridge_rank(dimension: int, degree: int, directions: int, *, seed: int = 0) -> int:
-    """How many independent polynomials ⟨w_i, x⟩^k there are among that many random directions.
+    """Number of independent polynomials ⟨w_i, x⟩^k among that many random directions.
 
     All of the C(d − 1 + k, k) homogeneous ones are reached with that many directions, eq. (63), and not with fewer.
     """

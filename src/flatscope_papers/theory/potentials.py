@@ -25,11 +25,11 @@ CELLS = 1000  # cells for the squared distance of a coordinate on the torus
 
 
 class Potential(Protocol):
-    """What the chains and the figures need of a potential; points are (chains, d)."""
+    """Interface of a potential for the chains and the figures; points are (chains, d)."""
 
     @property
     def dimension(self) -> int:
-        """How many coordinates a point has."""
+        """Number of coordinates of a point."""
 
     def energy(self, points: Tensor) -> Tensor:
         """U, (chains,)."""
@@ -134,7 +134,7 @@ class TwoBasins:
         return np.asarray(self._slices(np.asarray(first, dtype=np.float64), temperature)[0] / total)
 
     def _range(self, temperature: float) -> tuple[float, float]:
-        """Where exp(−U/T) is not negligible on axis 1."""
+        """Interval on axis 1 in which exp(−U/T) is not negligible."""
         narrow, wide = (s * (1 + math.sqrt(NEGLIGIBLE * temperature)) for s in self.radii)
         return min(-narrow, self.separation - wide), max(narrow, self.separation + wide)
 
@@ -250,7 +250,7 @@ class ValleyAndPoint:
 
 @dataclass(frozen=True)
 class FlatShare:
-    """How often noise is found in the flatter minimum, beside what exp(−U/T) says.
+    """Share of time that noise spends in the flatter minimum, beside that of exp(−U/T).
 
     Attributes:
         simulated: share of all records after the burn-in.

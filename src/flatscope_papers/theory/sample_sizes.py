@@ -48,7 +48,7 @@ def log10_size_ratio(epsilon: float, n: int, m: float = 1.0, form: str = "memo")
 
 
 def multitask_gain(tasks: int, log_specific: float, log_shared: float) -> float:
-    """How many times (61) is smaller for each of T tasks with a shared part G than for one; √T if H costs nothing."""
+    """Factor by which (61) is smaller for each of T tasks with a shared part G than for one; √T if H costs nothing."""
     if tasks < 1 or log_specific < 0 or not log_shared > 0:
         raise InputError("tasks and sizes from 1", f"{tasks}, {log_specific}, {log_shared}", where="multitask_gain")
     return math.sqrt((log_specific + log_shared) / (log_specific + log_shared / tasks))

@@ -44,7 +44,7 @@ def lemma_1(chain: ReluChain, sample: int, sigmas: Sequence[float], mu: float) -
 
 @dataclass(frozen=True)
 class Perturbed:
-    """What noise on the weights does to each sample, as (7) takes it apart.
+    """Effect of noise on the weights on each sample, as (7) takes it apart.
 
     Attributes:
         moved: ‖f_{w+ν}(x) − f_w(x)‖.

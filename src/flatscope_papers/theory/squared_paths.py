@@ -40,7 +40,7 @@ class SquaredPaths:
         self._known[signal] = squares
 
     def knows(self, value: Any) -> bool:
-        """Whether paths lead to this tensor."""
+        """True if paths lead to this tensor."""
         return isinstance(value, Tensor) and value in self._known
 
     def squares(self, value: Any) -> Tensor:

@@ -16,7 +16,7 @@ TOLERANCE = 1e-9
 
 
 def is_atomic(points: Tensor) -> bool:
-    """Whether finitely many disturbances, or the polytope that they span with 0 among them, are an atomic set.
+    """True if finitely many disturbances, or the polytope that they span with 0 among them, are an atomic set.
 
     The mirror image of every point must be a convex combination of the points: non-negative least squares tell.
 

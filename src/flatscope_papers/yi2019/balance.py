@@ -172,7 +172,7 @@ def _within(networks: pd.DataFrame, one: str, other: str, held: str, note: str =
 
 
 def _margin(above: pd.Series, below: pd.Series) -> str:
-    """How far one side lies above the other; what lies so far above can hardly fail."""
+    """Sentence on the factor by which one side exceeds the other; a large one nearly cannot fail."""
     factors = np.log10((above / below).to_numpy(float))
     ends = float(factors.min()), float(np.median(factors))
     words = [f"{10**value:.3g}" if value < 4 else f"10^{value:.1f}" for value in ends]

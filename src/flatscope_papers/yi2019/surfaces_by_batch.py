@@ -179,7 +179,7 @@ def compared(small: pd.DataFrame, large: pd.DataFrame) -> dict[str, Answer]:
 
 
 def _poles(small: pd.DataFrame, large: pd.DataFrame) -> str:
-    """What decides the rise where skeleton paths come close to zero."""
+    """Note on what decides the rise where skeleton paths come close to zero."""
     near = [part["nearest_pole"].median() for part in (small, large)]
     return (
         f"rises follow the nearest pole, the smallest absolute value of a skeleton path (Spearman correlation "

@@ -141,7 +141,7 @@ def _stages_10(scale: str) -> list[Stage]:
 
 
 def around_average(cells: pd.DataFrame, effective: float) -> Answer:
-    """How much more than half of the time in the valley is spent in the half of it that is nearest to w_2 = 0.
+    """Share beyond one half of the time in the valley that is spent in the half of it nearest to w_2 = 0.
 
     Args:
         cells: density over a grid of (w_1, w_2), lower corners of the cells.

@@ -100,7 +100,7 @@ def degree_of_composition(degree: int, layers: int) -> int:
 
 
 def ridge_spans(dimension: int, degree: int) -> dict[str, int]:
-    """How many independent functions of (⟨w, x⟩ + b)^k, and of ⟨w, x⟩^k, there are, with enough directions or one less.
+    """Numbers of independent functions (⟨w, x⟩ + b)^k, and ⟨w, x⟩^k, with enough directions or one less.
 
     An offset b is one more coordinate whose input is always one: (⟨w, x⟩ + b)^k is homogeneous in d + 1 variables.
     """

@@ -32,7 +32,7 @@ def largest_error(networks: pd.DataFrame, note: str = "") -> Answer:
 
 
 def unfitted(networks: pd.DataFrame) -> dict[tuple[str, ...], str]:
-    """What is to be said of kinds of networks that were not trained until they fit; a row each, indexed by kind."""
+    """Note on each kind of networks that were not trained until they fit, indexed by kind."""
     left: dict[tuple[str, ...], str] = {}
     for kind, error in networks["train_error"].groupby(level=[0, 1]).max().items():
         if error > FITTED:

@@ -129,7 +129,7 @@ def potential_map(axes: Axes, potential: Potential, span: tuple[float, float]) -
 
 
 def density_map(axes: Axes, stored: Stored, title: str) -> None:
-    """Where the chains were, over (w_1, w_2)."""
+    """Draw the density of the chains over (w_1, w_2)."""
     cells = stored.frame("map")
     xs, ys = np.unique(cells["w1"]), np.unique(cells["w2"])
     density = cells["density"].to_numpy().reshape(len(xs), len(ys)).T

@@ -292,7 +292,7 @@ def _is_own(given: str | Function) -> bool:
 
 
 def _count(given: int | str | None, otherwise: int | str) -> int | None:
-    """How many networks; None for all."""
+    """Number of networks; None for all."""
     count = otherwise if given is None else given
     if isinstance(count, str) and count != "all":
         raise InputError('a number of networks, or "all"', repr(count), where="benchmark, networks")
@@ -352,7 +352,7 @@ def value_of(name: str, function: Function, problem: Problem) -> float:
 
 
 def summary(population: pd.DataFrame) -> dict[str, Any]:
-    """How many networks there are, and how many did not reach each stop."""
+    """Number of networks, and of those that did not reach each stop."""
     missed = population[~population["reached"]].groupby("stop").size()
     return {
         "networks": int(population["seed"].nunique()),

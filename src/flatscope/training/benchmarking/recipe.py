@@ -215,7 +215,7 @@ def rescaled_twin(problem: Problem, seed: int) -> Problem:
 
 
 def looks(rows: pd.DataFrame, measures: Collection[str]) -> list[list[Config]]:
-    """What is measured of these networks: units of `measure_networks`, the quick measures of all networks first."""
+    """Units of `measure_networks` for these networks, the quick measures of all networks first."""
     chosen = [entry for entry in declarations().values() if entry.name in measures]
     quick, long = ([entry.name for entry in chosen if (entry.cost == "long") is wanted] for wanted in (False, True))
     few, last = rows[rows["seed"].isin(networks(SUBSET)["seed"])], STOPS[-1:]
@@ -233,7 +233,7 @@ def looks(rows: pd.DataFrame, measures: Collection[str]) -> list[list[Config]]:
 
 
 def options_of(names: Collection[str]) -> dict[str, dict[str, Any]]:
-    """Those of `OPTIONS` that these measures have."""
+    """Entries of `OPTIONS` for these measures."""
     return {name: given for name, given in OPTIONS.items() if name in names}
 
 
@@ -261,7 +261,7 @@ def build(store: Store, *, workers: int | None = None) -> tuple[pd.DataFrame, di
 
 
 def collected(rows: pd.DataFrame, store: Store) -> tuple[pd.DataFrame, dict[str, Any]]:
-    """What the store has of these networks: a row per network and stop, and the seconds of one core that it took."""
+    """Stored results of these networks: a row per network and stop, and the seconds of one core that it took."""
     spent = {"training": 0.0, "measuring": 0.0}
     found: dict[tuple[int, float], dict[str, Any]] = {}
     for row in records(rows):
@@ -283,7 +283,7 @@ def collected(rows: pd.DataFrame, store: Store) -> tuple[pd.DataFrame, dict[str,
 
 
 def measured(store: Store) -> Iterator[tuple[Config, dict[str, Any]]]:
-    """What the store has of `measure_networks`, with the options of today."""
+    """Stored results of `measure_networks`, with the options of today."""
     for trial in store.stored():
         if "network" in trial.config and trial.config["options"] == options_of(trial.config["measures"]):
             yield trial.config, trial.metrics

@@ -104,7 +104,7 @@ class Atlas(Result):
         return Curves(curves, axis, f"{kind} with {self.meta.get('target', 'the target')}", {"none": 0.0})
 
     def names(self, column: str) -> list[str]:
-        """What there is of `measure`, `kind`, `scope` or `axis`, in order."""
+        """Values of `measure`, `kind`, `scope` or `axis`, in order."""
         refuse_unknown(column, KEY, "column with names")
         return list(self._names[column])
 
@@ -113,7 +113,7 @@ class Atlas(Result):
         return self._curves[self._key(measure, axis, scope, kind)]
 
     def _key(self, *names: str) -> tuple[str, ...]:
-        """What was asked for, the first of its kind where nothing was."""
+        """Values that were asked for, the first of its kind where nothing was."""
         key = tuple(name or self._names[column][0] for column, name in zip(KEY, names, strict=True))
         for column, name in zip(KEY, key, strict=True):
             refuse_unknown(name, self._names[column], f"{column} of this atlas")
@@ -125,7 +125,7 @@ class Atlas(Result):
         return [(a.at, b.at) for a, b in itertools.pairwise(settled) if a.settled != b.settled]
 
     def sentence(self, measure: str, axis: str = "", scope: str = "", kind: str = "") -> str:
-        """Where a curve begins, where it turns, where it ends."""
+        """Sentence on the begin, the changes of sign and the end of a curve."""
         _, along, _, which = self._key(measure, axis, scope, kind)
         known = [point for point in self.curve(measure, axis, scope, kind) if not math.isnan(point.value)]
         if not known:
@@ -140,7 +140,7 @@ class Atlas(Result):
         return f"{measure}: {KINDS[which]} {begins}, {words}, {ends}."
 
     def headline_lines(self) -> list[str]:
-        """How many measures change the sign of their correlation in training, and what follows for reading them."""
+        """Sentences on how many measures change the sign of their correlation in training, and what follows."""
         names = self.names("measure")
         turning = [name for name in names if self.turns(name)]
         sign = [name for name in names if name not in turning and self._settled(name)]
@@ -203,7 +203,7 @@ def between(axis: str, first: float, last: float) -> str:
 
 
 def _near(axis: str, known: Sequence[CurvePoint], first: float, last: float) -> str:
-    """Where the curve itself crosses zero between two points, if it does so once."""
+    """Place at which the curve itself crosses zero between two points, if it does so once."""
     inside = [point for point in known if min(first, last) <= point.at <= max(first, last)]
     crossed = [(a, b) for a, b in itertools.pairwise(inside) if a.value * b.value < 0]
     if len(crossed) != 1:

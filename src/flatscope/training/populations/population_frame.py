@@ -97,7 +97,7 @@ class PopulationFrame(Result):
         return self.frame.copy()
 
     def cells(self) -> tuple[list[str], list[list[str]]]:
-        """How every measure goes along with the target: Kendall's tau with its interval, and its adjusted p-value."""
+        """Correlation of every measure with the target: Kendall's tau with its interval, and its adjusted p-value."""
         header = ["measure", f"Kendall's tau with {self.target}", "adjusted p"]
         return header, [[s.measure, str(s.kendall), number(s.adjusted)] for s in self.statistics]
 
@@ -136,7 +136,7 @@ class PopulationFrame(Result):
 
     @cached_property
     def statistics(self) -> list[MeasureStatistics]:
-        """How every measure goes along with the target; see `population_statistics`."""
+        """Correlation of every measure with the target; see `population_statistics`."""
         return population_statistics(self)
 
 
@@ -168,14 +168,14 @@ def base_name(column: str) -> str:
 
 
 def is_population(frame: pd.DataFrame) -> bool:
-    """Whether a bare frame says by its column names that it is a population."""
+    """True if a bare frame says by its column names that it is a population."""
     # A frame of `train_population` has an empty `gradient_norm`, unless training was to stop by it.
     measured = any(frame[name].notna().any() for name in measure_columns(frame))
     return bool(target_column(map(str, frame.columns))) and measured
 
 
 class MeasureStatistics(NamedTuple):
-    """How one measure goes along with the target."""
+    """Correlation of one measure with the target."""
 
     measure: str
     entry: Declaration | None

@@ -30,7 +30,7 @@ class Intervals(NamedTuple):
 
 
 def copies(strata: Codes, resamples: int, seed: int) -> Floats:
-    """How often each resample has each network: (1 + resamples, networks), first all of them once.
+    """Number of copies of each network in each resample: (1 + resamples, networks), first all of them once.
 
     Every stratum keeps its size.
     """
@@ -80,7 +80,7 @@ def _products(x: Floats, y: Floats, counts: Floats, kind: str, groups: Codes) ->
 
 
 def _standardised(values: Floats, member: Floats) -> Floats:
-    """What is left without the means of the groups, scaled: large means would cost digits, correlations stay."""
+    """Values without the means of the groups, scaled: large means would cost digits, correlations stay."""
     centred = values - values.mean()
     within = centred - member @ (centred @ member / member.sum(0))
     spread = math.sqrt((within * within).mean())

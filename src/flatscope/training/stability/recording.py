@@ -139,7 +139,7 @@ class StabilityRecorder(Recorder):
 
     @property
     def stability(self) -> Stability:
-        """All that was recorded, and where the training stands."""
+        """All records, and the place of the training against the edge."""
         rows = [_row(self.steps[epoch], table, self.rules[epoch]) for epoch, table in self.tables.items()]
         last = self.rules[max(self.tables)] if self.tables else UpdateRule("SGD", 1.0)
         n = next((int(table.meta["n_train"]) for table in self.tables.values()), 0)

@@ -36,7 +36,7 @@ WORDS = {
 
 @dataclass(frozen=True)
 class EdgeStanding:
-    """Where a series stands against the edge, which is 2.
+    """Place of a series against the edge, which is 2.
 
     Attributes:
         where: "edge", "below", "above", "moving" or "unknown".
@@ -72,7 +72,7 @@ class EdgeStanding:
 
 
 def edge_standing(steps: Sequence[float], values: Sequence[float]) -> EdgeStanding:
-    """Where a series stands, by the rule at the top of this file.
+    """Place of a series against the edge, by the rule at the top of this file.
 
     Args:
         steps: of the records, rising.
@@ -160,16 +160,16 @@ class Stability(Result):
 
     @property
     def sharpness(self) -> EdgeStanding:
-        """Where η·λ_max stands."""
+        """Place of η·λ_max against the edge."""
         return edge_standing(self.rows["step"].tolist(), self.rows["normalized_sharpness"].tolist())
 
     @property
     def batch_sharpness(self) -> EdgeStanding:
-        """Where η times the batch sharpness stands."""
+        """Place of η times the batch sharpness against the edge."""
         return edge_standing(self.rows["step"].tolist(), self.rows["normalized_batch"].tolist())
 
     def headline_lines(self) -> list[str]:
-        """Where the training stood against its threshold, and what that means for the step size."""
+        """Sentences on the place of the training against its threshold, and what that means for the step size."""
         advice = {
             "below": "Next: a larger step is stable from here; whether it trains better, held-out data say.",
             "edge": "At the edge a larger step flattens and a smaller one lets the curvature grow: both are normal.",

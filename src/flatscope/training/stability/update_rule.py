@@ -12,7 +12,7 @@ from flatscope.errors import InputError
 
 @dataclass(frozen=True)
 class UpdateRule:
-    """How a training moves its weights, as far as it decides which curvature is stable.
+    """Update rule of a training, as far as it decides which curvature is stable.
 
     Attributes:
         name: of the optimizer's class in torch.
@@ -79,7 +79,7 @@ class UpdateRule:
 
     @property
     def symbol(self) -> str:
-        """What is 2 at the edge."""
+        """Symbol of the quantity that is 2 at the edge."""
         factor = "" if not self.weight_decay else "(λ_max + weight decay)"
         symbol = f"η·{factor or 'λ_max'}"
         if not self.momentum:

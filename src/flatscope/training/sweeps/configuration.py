@@ -65,7 +65,7 @@ def to_json(value: Any, *, indent: int | None = None) -> str:
 
 
 def from_json(text: str | bytes, *, sealed_only: bool = False) -> Any:
-    """What `to_json` wrote, with or without the checksum of a file."""
+    """Object that `to_json` wrote, with or without the checksum of a file."""
     return from_json_bytes(text.encode() if isinstance(text, str) else text, _untagged, sealed_only=sealed_only)
 
 
@@ -126,7 +126,7 @@ Config = dict[str, Any]
 
 @dataclass(frozen=True)
 class Sweep:
-    """What a sweep consists of."""
+    """Definition of a sweep: its work, shared settings, and which settings vary."""
 
     name: str  # of the sweep, under which a store remembers it
     work: str = TRAIN_AND_MEASURE  # "package.module:function" that does a unit

@@ -83,7 +83,7 @@ class _Reports:
 
 
 def _unit(work: str, configs: Any, root: str, threads: int, number: int, reports: Any, paths: list[str]) -> Outcome:
-    """What runs on the cluster."""
+    """Do the trials of a unit, as a task of the cluster."""
     import torch
 
     sys.path += [path for path in paths if path not in sys.path]

@@ -114,7 +114,7 @@ class Store:
 
     @property
     def is_shared(self) -> bool:
-        """Whether other processes see the same store; not so for `memory://`."""
+        """True if other processes see the same store; not so for `memory://`."""
         return "memory" not in self._fs.protocol
 
     def key(self, config: Mapping[str, Any]) -> str:
@@ -122,7 +122,7 @@ class Store:
         return key_of(config)
 
     def __contains__(self, config: object) -> bool:
-        """Whether the trial is there, readable, and every file has the size it should have."""
+        """True if the trial is there, readable, and every file has the size it should have."""
         return isinstance(config, Mapping) and self._trials.holds(key_of(config))
 
     def write(
@@ -247,7 +247,7 @@ class Store:
         return self._leases.held()
 
     def is_sound(self, config: Mapping[str, Any]) -> bool:
-        """Whether every byte of the trial is as it was written; one of which this is not so is removed.
+        """True if every byte of the trial is as it was written; one of which this is not so is removed.
 
         Reads all files of the trial.
         """
@@ -315,7 +315,7 @@ class Store:
         return {name: entry for name, entry in self._records(PLANS) if isinstance(entry, dict)}
 
     def damaged_plans(self) -> dict[str, InputError]:
-        """What is wrong with the other plans, by name."""
+        """Damage of the other plans, by name."""
         return {name: entry for name, entry in self._records(PLANS) if isinstance(entry, InputError)}
 
     def _put(self, folder: str, name: str, entry: Mapping[str, Any]) -> None:
@@ -326,7 +326,7 @@ class Store:
             self._fs.pipe_file(path, payload)
 
     def _records(self, folder: str) -> Iterator[tuple[str, dict[str, Any] | InputError]]:
-        """What is kept in a folder, by name; in place of one that is damaged, what is wrong with it."""
+        """Records of a folder by name; an error in the place of each damaged one."""
         self._fs.invalidate_cache()
         try:
             paths = sorted(self._fs.ls(f"{self._path}/{folder}", detail=False))

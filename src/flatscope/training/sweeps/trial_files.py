@@ -67,7 +67,7 @@ class Owner:
         return cls(machine, int(process), int(begun))
 
     def is_dead(self) -> bool | None:
-        """Whether the process is gone; None where that cannot be known."""
+        """True if the process is gone; None where that cannot be known."""
         if self.machine != this_machine() or not Path("/proc/self/stat").exists():
             return None
         return _begun(self.process) != self.begun
@@ -147,7 +147,7 @@ class Leases:
 
     @contextlib.contextmanager
     def hold(self, key: str, lease: float) -> Iterator[bool]:
-        """Whether `key` is ours for the length of the block; signs of life are given meanwhile."""
+        """Hold the lease of `key` for the length of the block, with signs of life; False if another process has it."""
         try:
             files = self._take(key, lease)
         except OSError as problem:
@@ -266,7 +266,7 @@ class TrialFiles:
         return [key for key in self.keys() if not self.holds(key) and (self.renames or self._is_marked(key))]
 
     def _is_marked(self, key: str) -> bool:
-        """Whether a marker is there: without, a trial is being written."""
+        """True if a marker is there: without, a trial is being written."""
         return bool(self._fs.exists(self.place(f"{key}/{MARKER_FILE}")))
 
     def keys(self) -> list[str]:
@@ -280,7 +280,7 @@ class TrialFiles:
         return sorted(name for name in names if KEY.fullmatch(name))
 
     def holds(self, key: str) -> bool:
-        """Whether marker and configuration are as they were written, and every file has its size."""
+        """True if marker and configuration are as they were written, and every file has its size."""
         try:
             marker = self.marker(key)
             self.content(key, CONFIG_FILE, marker["files"][CONFIG_FILE])
@@ -290,7 +290,7 @@ class TrialFiles:
         return all(sizes.get(name) == expected["size"] for name, expected in marker["files"].items())
 
     def marker(self, key: str) -> dict[str, Any]:
-        """What the marker says, once its own checksum has been found right."""
+        """Content of the marker, once its own checksum has been found right."""
         self._fs.invalidate_cache()
         try:
             lines = self.read(f"{key}/{MARKER_FILE}")
@@ -318,7 +318,7 @@ class TrialFiles:
         return found
 
     def is_sound(self, key: str) -> bool:
-        """Whether every byte is as it was written: reads all files."""
+        """True if every byte is as it was written: reads all files."""
         try:
             for file, expected in self.marker(key)["files"].items():
                 self.content(key, file, expected)

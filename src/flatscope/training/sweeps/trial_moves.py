@@ -17,7 +17,7 @@ DROPPED = "dropped"  # of a marker: files that were there
 
 @dataclass(frozen=True)
 class Joined:
-    """What became of the trials of a store that was joined to another.
+    """Trials of a store that was joined to another: taken, known, differing, damaged.
 
     Attributes:
         taken: keys of those that were copied.
@@ -78,6 +78,6 @@ def _join_one(source: TrialFiles, target: TrialFiles, key: str, heavy: str) -> s
 
 
 def _alike(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Whether two markers are of the same numbers."""
+    """True if two markers are of the same numbers."""
     same: bool = to_json(one["metrics"]) == to_json(other["metrics"])
     return same

@@ -34,7 +34,7 @@ def now_and_then(send: Report, seconds: float) -> Report:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How an attempt at a unit ended."""
+    """End of an attempt at a unit."""
 
     # "done"; "busy" if another process is at some of its trials; "raised" if the work function failed
     kind: Literal["done", "busy", "raised"]
@@ -112,7 +112,7 @@ class Unit:
 
 
 class UnitQueue:
-    """What waits, what runs, what failed; the engine takes units from it and brings their outcomes back."""
+    """Units that wait, run or failed; the engine takes units from it and brings their outcomes back."""
 
     def __init__(self, units: Sequence[Unit], store: Store, advance: Advance) -> None:
         self._waiting = list(units)
@@ -123,12 +123,12 @@ class UnitQueue:
 
     @property
     def is_finished(self) -> bool:
-        """Whether nothing waits and nothing runs."""
+        """True if nothing waits and nothing runs."""
         return not self._waiting and not self._running
 
     @property
     def unfinished(self) -> int:
-        """How many units wait or run."""
+        """Number of units that wait or run."""
         return len(self._waiting) + len(self._running)
 
     def take(self) -> Unit | None:

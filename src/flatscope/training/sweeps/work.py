@@ -146,7 +146,7 @@ def _measured(problem: Problem, config: Config) -> tuple[dict[str, float], dict[
 
 
 def tables_of(problem: Problem, config: Config) -> list[Table]:
-    """What the configuration asks for, measured in one context so that sweeps are shared."""
+    """Tables that the configuration asks for, measured in one context so that sweeps are shared."""
     context = Context(problem, seed=config.get("measure_seed", 0))
     options = config.get("measure_options") or {}
     tables = []
@@ -242,7 +242,7 @@ def _loaded(settings: str) -> Data:
 
 
 def builder_of(name: str) -> str | Callable[[Mapping[str, Any]], nn.Module]:
-    """What `train_population` builds networks with: a built-in name, or a function of the trial."""
+    """Builder of networks for `train_population`: a built-in name, or a function of the trial."""
     if ":" not in name:
         return name
     factory = find_factory(name)
