@@ -231,7 +231,7 @@ def audits_part(audits: Mapping[str, Audit], _: Colours) -> Part:
         parts += [table(f"Audit of {name}", header, rows), notes]
         answers.append(audit_words(name, audit))
     provenance = {f"{name}, audit": audit.meta for name, audit in audits.items()}
-    gist = "which measures move when the weights are rewritten"
+    gist = "which measures change when the weights are rewritten"
     return Part(told(answers), [Section("audit", "Audit", Markup("").join(parts), gist)], provenance)
 
 

@@ -103,18 +103,25 @@ def surfaces_part(surfaces: Mapping[str, Surface], colours: Colours) -> Part:
     """All planes on one height scale, lines in one figure; the maps of the networks may stand at the top."""
     groups = planes(surfaces)
     scale = height_scale([surface for group in groups.values() for surface in group])
+    maps = {(name, s.space): picture(_map(name, s, scale)) for name, group in groups.items() for s in group}
     bodies = []
     for network, group in groups.items():
         dot = element("span", class_=f"dot c{colours[network]}", aria_hidden="true") if network in colours else ""
         bodies.append(element("h3", dot, network, class_="network-name"))
-        bodies.append(element("div", *(_plane_card(network, s, scale) for s in group), class_="charts planes"))
+        bodies.append(
+            element(
+                "div", *(_plane_card(network, s, scale, maps[network, s.space]) for s in group), class_="charts planes"
+            )
+        )
     turning = element("p", TURNING, class_="quiet turn", id="turn-hint", hidden="") if groups else ""
     advice, lines = element("p", ADVICE, class_="quiet"), cards(line_plots(surfaces, colours))
     body = Markup("").join((advice, turning, *bodies, lines))
     provenance = {f"{name}, landscape": surface.meta for name, surface in surfaces.items()}
-    section = Section("landscape", "Landscape", body, "loss around the networks; surfaces turn under the hand")
+    section = Section("landscape", "Landscape", body, "loss around the networks; drag a surface to rotate it")
     answer = told([f"{name}: {loss_words(surface)}" for name, surface in surfaces.items()])
-    return Part(answer, [section], provenance, picture=_maps_side_by_side(groups, scale))
+    above = _at_the_top(groups)
+    repeated = tuple(maps[name, surface.space] for name, surface in above.items())
+    return Part(answer, [section], provenance, picture=_maps_side_by_side(above, scale), below=repeated)
 
 
 def loss_words(surface: Surface) -> str:
@@ -126,19 +133,25 @@ def loss_words(surface: Surface) -> str:
     return f"{words} The network is not at its lowest point." if lower else words
 
 
-def _maps_side_by_side(groups: Mapping[str, list[Surface]], scale: Scale) -> Markup:
-    """One map per network, in a space that all of them have; nothing where they have none in common."""
+def _at_the_top(groups: Mapping[str, list[Surface]]) -> dict[str, Surface]:
+    """One plane of each network, in a space that all of them have; none where they have none in common."""
     spaces = [{surface.space for surface in group} for group in groups.values()]
     shared = [space for space in SPACES if spaces and all(space in found for found in spaces)]
-    if not shared:
+    first = list(groups.items())[:MOST_PANELS] if shared else []
+    return {name: next(surface for surface in group if surface.space == shared[0]) for name, group in first}
+
+
+def _maps_side_by_side(chosen: Mapping[str, Surface], scale: Scale) -> Markup:
+    """The maps of these planes, one beside the other; nothing of none."""
+    if not chosen:
         return Markup("")
-    chosen = {n: next(s for s in group if s.space == shared[0]) for n, group in list(groups.items())[:MOST_PANELS]}
+    space = SPACES[next(iter(chosen.values())).space]
     maps = [
         element("div", element("p", name, class_="panel-title"), picture(_map(name, surface, scale, "at-the-top-")))
         for name, surface in chosen.items()
     ]
     what = f"Training loss around {'each network' if len(maps) > 1 else 'the network'} (white cross)"
-    caption = element("figcaption", f"{what} in {SPACES[shared[0]]}, one height scale.", class_="quiet")
+    caption = element("figcaption", f"{what} in {space}, one height scale.", class_="quiet")
     return element("figure", element("div", *maps, class_="panels"), caption, class_="hero")
 
 
@@ -195,7 +208,7 @@ def _relief(surface: Surface, scale: Scale) -> Callable[[], Figure]:
     return make
 
 
-def _plane_card(network: str, surface: Surface, scale: Scale) -> Markup:
+def _plane_card(network: str, surface: Surface, scale: Scale, drawn: Markup) -> Markup:
     """The surface to turn, the map, what they show in words, and a few of the numbers."""
     title = _title(surface)
     canvas = element(
@@ -210,7 +223,7 @@ def _plane_card(network: str, surface: Surface, scale: Scale) -> Markup:
     return element(
         "figure",
         element("figcaption", element("h4", title), element("p", f"{surface.directions} directions", class_="quiet")),
-        element("div", relief, picture(_map(network, surface, scale)), class_="views"),
+        element("div", relief, drawn, class_="views"),
         element("p", plane_words(surface) + thinned, class_="quiet words"),
         element("details", element("summary", "Numbers", element("span", f" of {title}", class_="hidden")), numbers),
         class_="card",
