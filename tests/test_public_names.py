@@ -37,6 +37,20 @@ REPORT = """
 history = pd.DataFrame({"epoch": [1, 2], "train_loss": [1.0, 0.5]})
 fs.report({"net": [measured, history]}, sys.argv[1])
 """
+# Who asks first for what a measurement does without. pandas, which tables are made of, looks for pyarrow by itself.
+ASKED = """
+import sys
+
+class Noted:
+    def find_spec(self, name, path=None, target=None):
+        if name in {"typer", "jinja2", "matplotlib", "sklearn", "pyarrow"}:
+            frame = sys._getframe(1)
+            while frame.f_globals["__name__"].startswith("importlib"):
+                frame = frame.f_back
+            print(name, "for", frame.f_globals["__name__"])
+
+sys.meta_path.insert(0, Noted())
+"""
 HELP = "import runpy\nsys.argv = ['flatscope', '--help']\nrunpy.run_module('flatscope', run_name='__main__')"
 
 
@@ -77,3 +91,10 @@ def test_the_page_and_the_commands_need_no_papers(tmp_path: Path) -> None:
     listed = run(HELP)
     assert listed.returncode == 0, listed.stderr
     assert " measure " in listed.stdout
+
+
+def test_a_measurement_loads_no_library_of_commands_pictures_or_reports() -> None:
+    done = run(ASKED + MEASURE.replace("pandas as pd, ", ""))
+    assert done.returncode == 0, done.stderr
+    assert {line.split(".")[0] for line in done.stdout.splitlines()} <= {"pyarrow for pandas"}
+    assert "sklearn for __main__" in run(ASKED + "import sklearn").stdout
