@@ -199,6 +199,7 @@ def test_the_words_say_from_what_to_what_and_against_what_it_is_judged() -> None
     assert "54 % of its own loss" in text
     assert "compare at equal loss" in text
     assert "equal loss" not in words(0.00182, 0.0001)[1]
+    assert "equal loss" not in words(0.6, 0.2)[1], "where to train on is what to do"
     assert "equal loss" not in words(0.00182, 0.00098, math.nan)[1], "a squared error's curvature stays"
     assert words(0.0178, 1e-7)[1].startswith("one step down the gradient lowers the training loss 0.0178 by 1×10⁻⁷: ")
     assert "% of it (" in words(0.0178, 1e-4, constant=math.nan)[1]

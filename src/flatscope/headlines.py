@@ -25,12 +25,19 @@ Meta = Mapping[str, Any]
 RESCALED = {"layer_scaling", "unit_scaling"}
 
 
-def minimum_verdict(frame: pd.DataFrame, meta: Meta) -> tuple[str, str]:
+def minimum_verdict(frame: pd.DataFrame, meta: Meta, *, briefly: bool = False) -> tuple[str, str]:
     """Word for how near the network is to a minimum, as `NetworkSummary.minimum` gives it, and the sentence.
 
     Judged by the fall of the loss one step down the gradient, and by the smallest Hessian eigenvalue where it is known.
+
+    Args:
+        frame: the rows of the table.
+        meta: what is known of it.
+        briefly: whether the words go into a cell.
     """
-    level, words = NetworkSummary.from_dict(meta[STANDING]).minimum if STANDING in meta else ("unknown", NOT_LOOKED)
+    summary = NetworkSummary.from_dict(meta[STANDING]) if STANDING in meta else None
+    level, words = summary.minimum if summary else ("unknown", NOT_LOOKED)
+    words = summary.brief if summary and briefly else words
     if level == "unknown":
         value = float(meta.get("gradient_norm", _value(frame, "gradient_norm")))
         told = "" if math.isnan(value) else f"gradient norm {written(value, 3)}, which has no scale{_downward(frame)}"

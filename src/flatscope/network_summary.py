@@ -101,10 +101,19 @@ class NetworkSummary:
         level = "yes" if self.share <= SETTLED else "no" if self.on_a_slope else "nearly"
         whole = "it" if math.isnan(self.constant) else f"{constant}, the loss of outputs that ignore the inputs"
         words = f"{self.step}: {written(100 * self.share, 2)} % of {whole} (up to {100 * SETTLED:g} % is a minimum)"
-        if self.fall > STEEP * self.loss and not math.isnan(self.error):
+        if level != "no" and self.fall > STEEP * self.loss and not math.isnan(self.error):
             taken = f"{written(100 * self.fall / self.loss, 2)} % of its own loss"
             words += f"; that is {taken}, and curvature falls with it: compare at equal loss"
         return level, words
+
+    @property
+    def brief(self) -> str:
+        """The words of `minimum` where several networks stand side by side: the share of the fall, and the limit."""
+        if math.isnan(self.fall) or self.tells_nothing or self.decay:
+            return self.minimum[1]
+        whole = "" if math.isnan(self.constant) else " of a constant's"
+        share = f"{written(100 * self.share, 2)} %{whole}"
+        return f"one step lowers the loss by {share} (up to {100 * SETTLED:g} % is a minimum)"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values; NaN as None."""

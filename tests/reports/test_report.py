@@ -331,6 +331,10 @@ def test_minimum_verdict(fall: float, level: str) -> None:
     assert found == level
     assert ("lowers the training loss from 0.3 to 0.25" in words) is (level == "no")
     assert ("which has no scale" in words) is (level == "unknown")
+    brief = minimum_verdict(table.to_frame(), table.meta, briefly=True)
+    assert brief[0] == level
+    assert len(brief[1]) < 90
+    assert (f"{100 * fall:g} % of a constant's" in brief[1]) is (level != "unknown")
 
 
 def test_minimum_verdict_sees_downward_curvature() -> None:

@@ -320,7 +320,7 @@ def _minimum_row(names: list[str], tables: Mapping[str, Table]) -> list[list[obj
         if name not in tables:
             row.append(element("span", "n/a"))
             continue
-        level, words = minimum_verdict(tables[name].to_frame(), tables[name].meta)
+        level, words = minimum_verdict(tables[name].to_frame(), tables[name].meta, briefly=True)
         row.append(Cell(element("span", MARKS[level], element("small", words)), class_=f"minimum {level}"))
     return [row]
 
