@@ -45,7 +45,7 @@ class Noted:
     def find_spec(self, name, path=None, target=None):
         if name in {"typer", "jinja2", "matplotlib", "sklearn", "pyarrow"}:
             frame = sys._getframe(1)
-            while frame.f_globals["__name__"].startswith("importlib"):
+            while frame.f_globals["__name__"].startswith(("importlib", "_frozen_importlib")):
                 frame = frame.f_back
             print(name, "for", frame.f_globals["__name__"])
 
