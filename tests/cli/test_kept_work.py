@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 from test_cli import Run
 from test_cli import run as run  # a fixture
 from test_results import small_data, small_network
 
 import flatscope as fs
 from flatscope import ranks
+from flatscope.cli import output, run_compare
 from flatscope.cli.run_compare import show_comparison
 from flatscope.errors import InputError, Interrupted, lack_of_memory
 
@@ -129,3 +131,22 @@ def test_an_interrupt_without_words_has_a_name() -> None:
 
     with pytest.raises(Interrupted, match=r"^Interrupted: 1 of 2 measures are done"):
         fs.measure(fs.Problem(small_network(0), small_data()), ["l2_norm", "margin"], watch=stop)
+
+
+def test_a_comparison_is_an_answer_one_table_and_few_remarks(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    screen = Console(width=80)
+    monkeypatch.setattr(output, "console", lambda: screen)
+    monkeypatch.setattr(run_compare, "console", lambda: screen)
+    found = fs.compare({name: small_network(k) for k, name in enumerate(("batch-16", "batch-512"))}, small_data())
+    show_comparison(found)
+    shown = capsys.readouterr()
+    lines = [line for line in shown.out.splitlines() if line.strip()]
+    assert max(map(len, lines)) <= 80
+    last = next(n for n, line in enumerate(lines) if line.startswith("  parameter_count"))
+    assert sum(line.startswith("  parameter_count") for line in lines) == 1
+    remarks = " ".join(lines[last + 1 :] + shown.err.splitlines())
+    assert len(remarks.split("To keep in mind")) <= 4
+    assert "--out FILE or --report PAGE" in remarks
+    assert "Ranks from and to" in found.summary()  # the rest is there, not in the terminal

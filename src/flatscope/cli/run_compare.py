@@ -31,6 +31,7 @@ from flatscope.ranks import process_group
 WEIGHT_ENDINGS = (".safetensors", ".pt", ".pth")
 MOST_SHOWN = 40  # networks whose values a terminal can show
 MOST_CAUTIONS = 12  # sentences on single networks
+MOST_REMARKS, FEW_PLACES = 5, 5  # lines below the table, networks named in one of them
 FIT_ROWS = ("training loss", "training error", "test loss", "test error")  # of the lines of a comparison
 
 
@@ -66,31 +67,38 @@ def run_compare(given: CompareCommand) -> None:
 
 def show_answer(found: Comparison) -> None:
     """The headline; loss, error and the measures that it rests on; what else to keep in mind."""
-    screen = console()
     show_headline(found.headline)
     measures = [voice.measure for voice in found.conclusion.voices]
     rows = [line[:-2] for line in found.lines() if line[0] in measures or line[0] in FIT_ROWS]
     if len(found.names) <= MOST_SHOWN:
         show_grid(["", *found.names], rows)
+    _show_cautions(found)
+
+
+def _show_cautions(found: Comparison, most: int = MOST_CAUTIONS) -> None:
+    """What else to keep in mind, beside the headline."""
     further = [str(warning) for warning in found.warnings() if warning not in found.headline.splitlines()]
-    for warning in further[:MOST_CAUTIONS]:
-        screen.print(Text.assemble(("To keep in mind: ", "bold yellow"), warning))
-    if len(further) > MOST_CAUTIONS:
-        show_note(f"{len(further) - MOST_CAUTIONS} more to keep in mind: --out FILE or --report PAGE")
+    for warning in further[:most]:
+        console().print(Text.assemble(("To keep in mind: ", "bold yellow"), warning))
+    if len(further) > most:
+        show_note(f"{len(further) - most} more to keep in mind: --out FILE or --report PAGE")
 
 
 def show_comparison(found: Comparison) -> None:
-    """The answer, every measure with its verdict, and what the ranking rests on."""
-    show_answer(found)
+    """The answer, one table of losses and measures, and at most five remarks."""
+    show_headline(found.headline)
     if len(found.names) > MOST_SHOWN:
         show_note(f"the values of {len(found.names)} networks are too many for a terminal: --out FILE or --report PAGE")
         show_grid(["measure", "verdict"], [[line[0], line[-1]] for line in found.lines() if line[-1]])
-        return
-    show_grid(found.header, found.lines(), title="\nbest first: > better, ≳ better within the error, = equal")
-    said = {*found.headline.splitlines(), *map(str, found.warnings())}
-    for line in found.summary().splitlines():
-        if line not in said:
-            console().print(Text(line))
+    else:
+        rows = [[*line[:-2], line[-2] if line[-1] in ("", "comparable") else line[-1]] for line in found.lines()]
+        show_grid(found.header[:-1], rows, title="\nbest first: > better, ≳ better within the error, = equal")
+    _show_cautions(found, MOST_REMARKS - 2)
+    if found.counting:
+        places = list(found.ranking()["name"])
+        more = f" and {len(places) - FEW_PLACES} more" if len(places) > FEW_PLACES else ""
+        console().print(Text(f"By what counts ({', '.join(found.counting)}): {', '.join(places[:FEW_PLACES])}{more}."))
+    show_note("why a measure is not comparable, how sure the order is: --out FILE or --report PAGE")
 
 
 def _weight_files(given: list[Path]) -> list[Path]:
