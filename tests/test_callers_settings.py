@@ -199,7 +199,7 @@ def everything(given: Things, folder: Path) -> list[float]:
     vector = torch.ones(73, dtype=torch.float64, device="cpu")
     trained = fs.train_population(lambda _: copy.deepcopy(small), [{"seed": 1, "epochs": 2}], (X.float(), Y))
     followed = fs.atlas(looks, ["margin"], kinds=["pearson"], resamples=100).to_frame()
-    scores = fs.benchmark("path_norm", networks=8).to_frame()
+    scores = fs.benchmark("l2_path_norm", networks=8).to_frame()
     recorder = fs.StabilityRecorder((X, Y), batch=11, density_every=1)  # twelve batches in all
     recorder.record(model, 0, lr=0.1)
     table = fs.measure(problem, ["l2_norm"])

@@ -85,7 +85,7 @@ def test_the_check_finds_what_is_missing() -> None:
 
 def test_a_definition_is_not_handed_on_to_what_is_derived() -> None:
     assert declarations()["rho"].definition != declarations()["rho_unit"].definition
-    assert declarations()["kappa_sum"].definition is not None
+    assert declarations()["kappa_trace_sum"].definition is not None
 
 
 @EACH

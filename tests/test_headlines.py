@@ -119,8 +119,8 @@ def test_the_core_set_is_the_default_and_layers_say_which_call_gives_them() -> N
     assert table.names == list(CORE)
     with pytest.raises(UnknownNameError, match=r"fs\.measure\(problem, \['kappa_trace'\]\)\.layer\('kappa_trace'\)"):
         table.layer("kappa_trace")
-    with pytest.raises(UnknownNameError, match=r"\['vc_dimension'\]\)\['vc_dimension'\] gives it"):
-        table["vc_dimension"]
+    with pytest.raises(UnknownNameError, match=r"\['l2_norm'\]\)\['l2_norm'\] gives it"):
+        table["l2_norm"]
 
 
 def test_an_eigenvalue_that_is_not_resolved_is_no_saddle() -> None:

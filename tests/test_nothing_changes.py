@@ -101,7 +101,7 @@ CALLS: dict[str, Callable[[nn.Module, Any], object]] = {
     "record": lambda model, data: recorder(data).record(model, 0, lr=0.1),
     "stability": lambda model, data: recorded(model, data).stability.summary(),
     "atlas": lambda model, data: fs.atlas(FRAME, ["margin"], kinds=["spearman"], by=["batch"], resamples=100),
-    "benchmark": lambda model, data: fs.benchmark("path_norm", networks=8),
+    "benchmark": lambda model, data: fs.benchmark("l2_path_norm", networks=8),
     "benchmark of a function": lambda model, data: value_of("own", own_measure, fs.Problem(model, data)),
 }
 WITHOUT_MODEL = ("atlas", "benchmark")

@@ -70,7 +70,7 @@ MADE: dict[type[Any], Callable[[], Any]] = {
     fs.SpectralDensity: lambda: fs.spectral_density(problem(), draws=2),
     fs.Eigenpairs: lambda: fs.eigenpairs(problem(), 2),
     fs.Explanation: lambda: fs.explain(problem()),
-    fs.Leaderboard: lambda: fs.benchmark(["path_norm", "l2_norm"]),
+    fs.Leaderboard: lambda: fs.benchmark(["l2_path_norm", "l2_norm"]),
     fs.Stability: stability,
     fs.PopulationFrame: population,
     fs.Population: lambda: fs.train_population(lambda trial: network(), [{"epochs": 1, "lr": 0.1}] * 2, DATA),

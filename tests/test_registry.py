@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -284,7 +285,7 @@ def test_a_network_that_diverged_gives_no_row_without_a_number_and_a_reason(size
     assert ("hessian_trace" in overflowing) == (size == 1e12)
 
 
-@pytest.mark.parametrize(("name", "option"), [("flatness_radius", "kind"), ("path_norm", "outputs")])
+@pytest.mark.parametrize(("name", "option"), [("flatness_radius", "kind"), ("l2_path_norm", "outputs")])
 def test_an_option_of_given_words_takes_no_other(name: str, option: str) -> None:
     with pytest.raises(UnknownNameError, match=f"{option} of {name}"):
         declarations()[name].checked_options({option: "sideways"})
@@ -294,3 +295,34 @@ def test_names_for_people_are_of_families_that_exist() -> None:
     known = {entry.family for kind in ("measure", "bound") for entry in declarations(kind).values()}
     assert set(FAMILY_NAMES) <= known
     assert (family_name("psi flatness"), family_name("norms")) == ("PSI flatness", "norms")
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("kappa_max", "It is kappa with form='max': options={'kappa': {'form': 'max'}}, --option kappa.form=max"),
+        ("l2_norm_over_margin", "It is l2_norm with form='over_margin'"),
+        ("path_norm_capacity", "l2_path_norm with form='capacity'"),
+        ("vc_dimension", "It is parameter_count with form='vc_dimension'"),
+        ("lipschitz_l2", "It is spectral_norm with form='lipschitz_l2'"),
+        ("path_norm", "Did you mean l2_path_norm"),
+    ],
+)
+def test_a_name_that_an_option_has_is_explained(name: str, told: str) -> None:
+    with pytest.raises(UnknownNameError, match=re.escape(told)):
+        select(name)
+    with pytest.raises(UnknownNameError, match=re.escape(told)):
+        fs.measure(mlp().problem(), "margin", options={name: {"log": True}})
+
+
+def test_a_form_is_one_of_a_few_words() -> None:
+    for name, word in (("l2_norm", "capcity"), ("kappa", "least"), ("rho", "sum"), ("parameter_count", "vc")):
+        with pytest.raises(UnknownNameError, match="form"):
+            declarations()[name].checked_options({"form": word})
+
+
+def test_options_of_the_norm_and_of_its_forms_are_listed_and_explained() -> None:
+    entry = declarations()["l2_path_norm"]
+    assert list(entry.options) == ["form", "p", "pooling", "outputs", "biases", "log", "epsilon", "with_4d", "width"]
+    assert entry.options["form"] == "norm"
+    assert (entry.function.__doc__ or "").count("Args:") == 1

@@ -111,8 +111,8 @@ def test_one_logit_is_the_network_with_outputs_zero_and_itself(targets: Tensor, 
         if targets.ndim > 1:
             return  # a column of targets has no place beside a vector of outputs
         one.append(nn.Flatten(0))
-    names = ["margin", "functional_margin", "layer_trace", "rho_unit", "perturbation_robustness", "lipschitz_l2"]
-    options = {"margin": {"epsilon": 1.0}}
+    names = ["margin", "functional_margin", "layer_trace", "rho_unit", "perturbation_robustness", "spectral_norm"]
+    options = {"margin": {"epsilon": 1.0}, "spectral_norm": {"form": "lipschitz_l2"}}
     table = fs.measure(fs.Problem(one, (X, targets), loss="bce"), names, options=options)
     twin = fs.measure(fs.Problem(two, (X, (Y > 0).long())), names, options=options)
     assert table["margin"] == pytest.approx(twin["margin"], rel=1e-9)

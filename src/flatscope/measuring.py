@@ -23,7 +23,6 @@ from flatscope.errors import (
     first_line,
     lack_of_memory,
     missing_derivative,
-    refuse_unknown,
 )
 from flatscope.formatting import time_text
 from flatscope.forms import point_of, refuse_missing
@@ -41,7 +40,7 @@ from flatscope.planning import (
 )
 from flatscope.problem import Problem
 from flatscope.progress import progress
-from flatscope.registry import Declaration, Result, Value, declarations, select
+from flatscope.registry import Declaration, Result, Value, declarations, select, unknown_name
 from flatscope.summarising import summary_of, unknown_minimum
 from flatscope.symmetries.folding import has_batchnorm
 from flatscope.table import Table, options_text
@@ -230,7 +229,8 @@ def _checked_options(
     """Options by name, also of what was not chosen: a misspelt name must not pass for one of these."""
     known, checked = declarations(kind), dict[str, Row]()
     for name, given in options.items():
-        refuse_unknown(name, known, f"{kind} in options")
+        if name not in known:
+            raise unknown_name(name, known, f"{kind} in options")
         checked[name] = known[name].checked_options(given)
         if known[name] not in chosen:
             ctx.remark(f"options of {name} have no effect: it was not asked for")

@@ -270,26 +270,45 @@ def declared(function: Callable[..., Any]) -> Declaration:
     return _REGISTRY[function.__name__]
 
 
+Option = tuple[Any, Any, str]  # default, type, and what the docstring says
+
+
+def add_options(
+    function: Callable[..., Any],
+    base: Callable[..., Any],
+    before: Mapping[str, Option] = MappingProxyType({}),
+    after: Mapping[str, Option] = MappingProxyType({}),
+) -> None:
+    """Give a function the options of another one, and further ones, in its signature and its docstring."""
+
+    def parameters(options: Mapping[str, Option]) -> list[inspect.Parameter]:
+        kind = inspect.Parameter.KEYWORD_ONLY
+        return [inspect.Parameter(name, kind, default=one[0], annotation=one[1]) for name, one in options.items()]
+
+    signature = inspect.signature(base, eval_str=True)
+    context, *own = signature.parameters.values()
+    function.__signature__ = signature.replace(  # type: ignore[attr-defined]
+        parameters=[context, *parameters(before), *own, *parameters(after)]
+    )
+    listed = inspect.cleandoc(base.__doc__ or "").partition("\nArgs:\n")[2].rstrip()
+    text = inspect.cleandoc(function.__doc__ or "").partition("\nArgs:\n")[0].rstrip()
+    first, last = ([f"    {name}: {one[2]}" for name, one in options.items()] for options in (before, after))
+    function.__doc__ = "\n".join([text, "", "Args:", *first, *filter(None, [listed]), *last])
+
+
 def derived(
-    base: Callable[..., Any], more: Mapping[str, tuple[Any, str]] = MappingProxyType({}), **changed: Any
+    base: Callable[..., Any], more: Mapping[str, Option] = MappingProxyType({}), **changed: Any
 ) -> Callable[[F], F]:
     """Declare a measure that is made of another one, and has its options and its facts where nothing else is said.
 
     Args:
-        base: the other measure, declared already; the last section of its docstring describes its options.
-        more: further options: their defaults, and what the docstring says of them.
+        base: the other measure, declared already.
+        more: further options.
         changed: facts that are not those of the other.
     """
 
     def declare(function: F) -> F:
-        signature, listed = inspect.signature(base), inspect.cleandoc(base.__doc__ or "").partition("\nArgs:\n")[2]
-        words, parameters = listed.rstrip(), list(signature.parameters.values())
-        for option, (default, text) in more.items():
-            words += f"\n    {option}: {text}"
-            kind, annotation = inspect.Parameter.KEYWORD_ONLY, type(default).__name__
-            parameters.append(inspect.Parameter(option, kind, default=default, annotation=annotation))
-        function.__doc__ = f"{inspect.cleandoc(function.__doc__ or '')}\n\nArgs:\n{words}"
-        function.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+        add_options(function, base, after=more)
         facts = {each.name: getattr(declared(base), each.name) for each in fields(Facts)}
         return measure(**facts | {"definition": None} | changed)(function)
 
@@ -341,7 +360,7 @@ def select(names: str | Iterable[str] | None, kind: str = "measure") -> list[Dec
             raise InputError(f"names of {kind}s", type(pattern).__name__, where="names")
         matches = [name for name, entry in known.items() if _matches(pattern, entry)]
         if not matches:
-            unknown = UnknownNameError.among(pattern, known, kind)
+            unknown = unknown_name(pattern, known, kind)
             if kind == "measure" and fnmatch.filter(declarations("bound"), pattern):
                 unknown.fix = (
                     f"{pattern} is a bound: fs.bounds(problem, {pattern!r}), flatscope measure --bound {pattern}"
@@ -349,6 +368,26 @@ def select(names: str | Iterable[str] | None, kind: str = "measure") -> list[Dec
             raise unknown
         chosen.update({name: known[name] for name in matches})
     return list(chosen.values())
+
+
+def unknown_name(name: str, known: Mapping[str, Declaration], kind: str) -> UnknownNameError:
+    """Error for the name of a measure or bound that is not known: what an option gives it, or the nearest names."""
+    found = UnknownNameError.among(name, known, kind)
+    found.fix = _as_option(name, known) or found.fix
+    return found
+
+
+def _as_option(name: str, known: Mapping[str, Declaration]) -> str:
+    """How to get what an option of a measure gives, where a name ends in a word that the option may be."""
+    found, fix = list[str](), ""
+    for entry in known.values():
+        for option, parameter in inspect.signature(entry.function).parameters.items():
+            for word in _choices(entry.function, parameter.annotation):
+                whole = f"{entry.name}_{word}"
+                if name == whole or (option == "form" and whole.endswith(f"_{name}")):
+                    found.append(f"{entry.name} with {option}={word!r}")
+                    fix = f"options={{{entry.name!r}: {{{option!r}: {word!r}}}}}, --option {entry.name}.{option}={word}"
+    return f"It is {' or '.join(found)}: {fix}" if found else ""
 
 
 def _matches(pattern: str, entry: Declaration) -> bool:

@@ -176,7 +176,7 @@ FUNCTION_ONLY = {name for name, entry in declarations().items() if entry.functio
 
 def test_derivatives_and_rises_of_the_loss_are_declared_as_such() -> None:
     falling = {name for name, entry in declarations().items() if entry.falls_with_loss}
-    assert falling >= {"hessian_trace", "kappa_max", "rho_sum", "psi_trace", "sharpness", "expected_sharpness"}
+    assert falling >= {"hessian_trace", "kappa_trace_sum", "rho_sum", "psi_trace", "sharpness", "expected_sharpness"}
     assert falling.isdisjoint({"l1_path_norm", "psi_balance", "margin", "spectral_norm", "pac_bayes_kl"})
     assert {"margin"} <= FUNCTION_ONLY
 
@@ -476,3 +476,15 @@ def test_inputs_on_which_noise_makes_no_sense_are_compared_as_they_are() -> None
     [pair] = fs.compare([Roots(1.0), Roots(1.0)], (x, labels), ["margin"]).same_function
     assert not pair.around
     assert fs.compare([Roots(1.0), Roots(1.1)], (x, labels), ["margin"]).same_function == []
+
+
+def test_a_form_that_has_one_value_of_the_network_is_compared() -> None:
+    x = torch.randn(40, 5, generator=torch.Generator().manual_seed(3))
+    nets = {}
+    for seed, name in enumerate(("one", "two")):
+        torch.manual_seed(seed)
+        nets[name] = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 3))
+    names = ["kappa", "rho", "l2_path_norm"]
+    found = fs.compare(nets, (x, torch.arange(40) % 3), names, options={"kappa": {"form": "max"}})
+    assert set(found.to_frame()["measure"]) == {"kappa", "l2_path_norm"}
+    assert found.verdict("kappa[form=max]").word == "not comparable"

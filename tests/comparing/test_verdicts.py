@@ -48,7 +48,7 @@ def test_curvature_ranks_networks_of_like_losses_only(factor: float, word: str) 
 
 def test_losses_far_apart_are_said_before_what_rescaling_changes() -> None:
     networks = {"a": summary(0.1), "b": summary(0.4)}
-    for name, code in (("hessian_trace", "loss"), ("kappa_max", "loss"), ("l2_norm", "rescaling")):
+    for name, code in (("hessian_trace", "loss"), ("kappa_trace_sum", "loss"), ("l2_norm", "rescaling")):
         found = judge(quantity(name, 1.0, 2.0), networks, [], "cross_entropy")
         assert (found.word, found.code) == ("not comparable", code)
         assert found.reason.startswith("the training losses are a factor of 4 apart, and") == (code == "loss")
@@ -59,7 +59,7 @@ def test_losses_far_apart_are_said_before_what_rescaling_changes() -> None:
 
 def test_rescalable_networks_are_ranked_by_what_rescaling_leaves_alone() -> None:
     fixed, free = ({"a": summary(0.1, rescalable=r), "b": summary(0.1, rescalable=r)} for r in (False, True))
-    for name, word in (("rho_sum", "comparable"), ("kappa_max", "not comparable"), ("l2_norm", "not comparable")):
+    for name, word in (("rho_sum", "comparable"), ("kappa_trace_sum", "not comparable"), ("l2_norm", "not comparable")):
         assert judge(quantity(name, 1.0, 2.0), free, [], "cross_entropy").word == word
         assert judge(quantity(name, 1.0, 2.0), fixed, [], "cross_entropy").word == "comparable"
 
@@ -83,14 +83,14 @@ def test_copies_differ_beyond_rounding_noise_solver_and_search_only() -> None:
 
 
 # One family with four measures prefers a; two families with one measure each prefer b, then c.
-MANY = [quantity(name, 1.0, 2.0, 3.0) for name in ("l1_path_norm", "l2_path_norm", "path_norm", "path_norm_capacity")]
+MANY = [quantity(name, 1.0, 2.0, 3.0) for name in ("l2_norm", "spectral_norm", "l1_inf_norm", "group_norm")]
 FEW = [quantity("rho_sum", 3.0, 1.0, 2.0), quantity("expected_sharpness", 3.0, 1.0, 2.0)]
 
 
 def test_every_family_of_measures_has_one_voice() -> None:
     assert len({one.entry.family for one in (*MANY, *FEW) if one.entry is not None}) == 3
     ranks = {family: list(voice) for family, voice in family_ranks([*MANY, *FEW], "abc").items()}
-    assert ranks == {"path norms": [1, 2, 3], "relative flatness": [3, 1, 2], "pac bayes": [3, 1, 2]}
+    assert ranks == {"norms": [1, 2, 3], "relative flatness": [3, 1, 2], "pac bayes": [3, 1, 2]}
     frame = consensus([*MANY, *FEW], "abc").set_index("name")
     assert frame["mean_rank"].to_dict() == pytest.approx({"b": 4 / 3, "a": 7 / 3, "c": 7 / 3})
     assert frame["rank"].to_dict() == {"b": 1.0, "a": 2.5, "c": 2.5}

@@ -18,7 +18,7 @@ import symmetry_matrix as matrix  # noqa: E402
 
 CELLS = json.loads(matrix.FOUND.read_text(encoding="utf-8"))["cells"]
 QUICK = ["gradient_norm", "hessian_trace", "rho_sum", "rho_unit", "fisher_rao_norm", "l2_norm", "margin"]
-QUICK += ["l1_path_norm", "l2_norm_over_margin", "fan_in_l1", "distance_from_initialization"]
+QUICK += ["l1_path_norm", "fan_in_l1", "distance_from_initialization"]
 
 
 def test_every_measure_has_a_cell_under_every_symmetry() -> None:

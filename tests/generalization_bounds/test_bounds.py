@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from forms_of_measures import value_of
 from networks import batchnorm_conv, binary, lenet_like, mlp, regression
 from scipy.optimize import minimize_scalar
 from torch import Tensor, nn
@@ -373,7 +374,7 @@ def test_norm_capacities_are_those_of_the_measures_over_samples() -> None:
     x, largest = problem.train, 0.0
     for inputs, _ in x.batches():
         largest = max(largest, float(inputs.norm(dim=1).max()))
-    capacity = fs.measure(problem, "l2_norm_capacity")["l2_norm_capacity"]
+    capacity = value_of(problem, "l2_norm_capacity")
     assert frame["value"].iloc[0] == pytest.approx(largest * math.sqrt(capacity / 400))
     assert list(frame["options"]) == [
         f'{{"norm": "{n}"}}' for n in ("l2_norm", "l1_path_norm", "l2_path_norm", "spectral_norm")

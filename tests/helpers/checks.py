@@ -17,6 +17,7 @@ import references_pac_bayes  # noqa: F401
 import references_psi  # noqa: F401
 import references_radius  # noqa: F401
 import torch
+from forms_of_measures import Form
 from networks import Tiny
 from references import TWINS, Dense
 from references_sharpness import SEARCH, STRONG_OPTIONS
@@ -95,40 +96,45 @@ def context_of(tiny: Tiny, variant: str = "as given", seed: int = 0, number: int
     return _CONTEXTS[key][1]
 
 
+def _given(entry: Declaration, options: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """These options of a measure, and those that make it one of its forms."""
+    return {entry.name: {**(entry.given if isinstance(entry, Form) else {}), **options}}
+
+
 def values_of(entry: Declaration, place: fs.Problem | fs.Context | Tiny, **options: Any) -> Values:
     """{(layer, options, unit or sample): (value, stderr, exact)} of all rows that have a value.
 
     Of a problem they are computed from the beginning; of a context with its sweeps, once; of a network in its context.
     """
     if isinstance(place, fs.Problem):
-        return _values(fs.measure(place, entry.name, options={entry.name: options}))
+        return _values(fs.measure(place, entry.name, options=_given(entry, options)))
     ctx = context_of(place) if isinstance(place, Tiny) else place
-    key = id(ctx), id(entry.function), *sorted(options.items())
+    key = id(ctx), id(entry.function), str(_given(entry, options))
     if key not in _VALUES:
-        found = fs.measure(ctx.problem, entry.name, options={entry.name: options}, context=ctx)
+        found = fs.measure(ctx.problem, entry.name, options=_given(entry, options), context=ctx)
         _VALUES[key] = (ctx, entry.function), _values(found)
     return _VALUES[key][1]
 
 
 def with_all_draws(entry: Declaration, tiny: Tiny, options: dict[str, Any]) -> Values:
     """Values of a measure that does not stop before the draws that the options ask for; computed once."""
-    key = id(tiny), "all draws", id(entry.function), *sorted(options.items())
+    key = id(tiny), "all draws", id(entry.function), str(_given(entry, options))
     if key not in _VALUES:
         place = id(tiny), "all draws", 0, 0
         if place not in _CONTEXTS:
             _CONTEXTS[place] = tiny, fs.Context(tiny.problem(), effort=make_effort(precision=0))
         ctx = _CONTEXTS[place][1]
-        found = fs.measure(ctx.problem, entry.name, options={entry.name: options}, context=ctx)
+        found = fs.measure(ctx.problem, entry.name, options=_given(entry, options), context=ctx)
         _VALUES[key] = (tiny, entry.function), _values(found)
     return _VALUES[key][1]
 
 
 def alone(entry: Declaration, tiny: Tiny, options: dict[str, Any]) -> tuple[Values, fs.Context]:
     """Values of a measure on a network that nothing else has measured, and the context that knows its cost."""
-    key = id(tiny), "alone", id(entry.function), *sorted(options.items())
+    key = id(tiny), "alone", id(entry.function), str(_given(entry, options))
     if key not in _VALUES:
         ctx = fs.Context(tiny.problem())
-        found = fs.measure(ctx.problem, entry.name, options={entry.name: options}, context=ctx)
+        found = fs.measure(ctx.problem, entry.name, options=_given(entry, options), context=ctx)
         _VALUES[key] = (tiny, entry.function, ctx), _values(found)
     return _VALUES[key][1], _VALUES[key][0][2]
 
@@ -158,7 +164,7 @@ def assert_same(one: dict[Any, Any], other: dict[Any, Any], tolerance: float, wh
 
 
 def tolerance_of(entry: Declaration) -> float:
-    return EIGENVALUE if "eigenvalue" in entry.name or entry.name in ("kappa", "kappa_max", "kappa_sum") else EXACT
+    return EIGENVALUE if "eigenvalue" in entry.name or entry.name == "kappa" else EXACT
 
 
 def search_of(entry: Declaration) -> float:
@@ -167,9 +173,10 @@ def search_of(entry: Declaration) -> float:
 
 
 def equals_its_twin(entry: Declaration, dense: Dense) -> None:
-    assert entry.name in TWINS, f"{entry.name} has no naive twin in tests/helpers/references.py"
+    name = entry.twin if isinstance(entry, Form) else entry.name
+    assert name in TWINS, f"{name} has no naive twin in tests/helpers/references.py"
     tiny = dense.tiny
-    expected = TWINS[entry.name](dense)
+    expected = TWINS[name](dense)
     if isinstance(expected, Tensor):
         expected = {("", i): float(v) for i, v in enumerate(expected)}
     elif isinstance(expected, dict):
@@ -261,7 +268,7 @@ def _owned(tiny: Tiny) -> tuple[Tiny, nn.Module, torch.Generator, fs.Context]:
 def leaves_everything_untouched(entry: Declaration, tiny: Tiny) -> None:
     _, model, generator, ctx = _owned(tiny)
     before = _state(model, generator)
-    fs.measure(ctx.problem, entry.name, options={entry.name: QUICK.get(entry.name, {})}, context=ctx)
+    fs.measure(ctx.problem, entry.name, options=_given(entry, QUICK.get(entry.name, {})), context=ctx)
     _same_state(before, _state(model, generator))
 
 

@@ -77,7 +77,7 @@ def _newer(name: str) -> Result:
         rows = [{"network": k, "epoch": e, "gap": k, "margin": k * e + k % 3} for k in range(12) for e in (0, 1)]
         return fs.atlas(pd.DataFrame(rows), kinds=["pearson"], resamples=100)
     if name == "leaderboard":
-        return fs.benchmark("path_norm", networks=8)
+        return fs.benchmark("l2_path_norm", networks=8)
     if name == "explanation":
         return fs.explain(problem)
     if name == "sensitivity":

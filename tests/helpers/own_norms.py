@@ -161,7 +161,6 @@ def _path(name: str, p: float, widths: bool) -> None:
 
 _path("l1_path_norm", 1.0, False)
 _path("l2_path_norm", 2.0, True)
-_path("path_norm", 2.0, True)
 
 
 @values

@@ -176,12 +176,7 @@ def l1_path_norm(dense: Dense, **options: Any) -> dict[str, float]:
 
 
 @twin
-def l2_path_norm(dense: Dense, **options: Any) -> dict[str, float]:
-    return _path_norm(dense, 2, **options)
-
-
-@twin
-def path_norm(dense: Dense, p: float = 2, **options: Any) -> dict[str, float]:
+def l2_path_norm(dense: Dense, p: float = 2, **options: Any) -> dict[str, float]:
     return _path_norm(dense, p, **options)
 
 
@@ -219,16 +214,6 @@ def l2_path_norm_over_margin(dense: Dense) -> dict[str, float]:
 @twin
 def l2_path_norm_capacity(dense: Dense) -> dict[str, float]:
     return capacity(dense, l2_path_norm(dense), 4, width_power=1)
-
-
-@twin
-def path_norm_over_margin(dense: Dense) -> dict[str, float]:
-    return over_margin(dense, path_norm(dense))
-
-
-@twin
-def path_norm_capacity(dense: Dense) -> dict[str, float]:
-    return capacity(dense, path_norm(dense), 4, width_power=1)
 
 
 def module_of(dense: Dense, layer: str) -> Any:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pandas
 import torch
+from forms_of_measures import FORMS
 from own_double import OwnDouble
 from own_measures import MEASURES, Subject
 from own_norms import kink_free
@@ -113,7 +114,7 @@ def compared(made: Made, names: list[str] | None = None) -> Outcome:
         made.model, train=made.train or (made.inputs, made.targets), loss=made.loss, initial=made.initial
     )
     begun = time.process_time()
-    frame = fs.measure(problem, names or DEFAULT).to_frame()
+    frame = _table(problem, names)
     found = Outcome(seconds=time.process_time() - begun)
     own = OwnDouble(made.model, made.inputs, made.targets, made.loss, made.dtype)
     _check_derivatives(made, own, found)
@@ -132,6 +133,18 @@ def compared(made: Made, names: list[str] | None = None) -> Outcome:
         rows = frame[frame["measure"] == name]
         _compare(name, rows, made, of_made if matching(name, OF_MADE) else subject, found)
     return found
+
+
+def _table(problem: fs.Problem, names: list[str] | None) -> pandas.DataFrame:
+    """The rows of these measures, or of all by default and of their forms, which have names of their own here."""
+    if names is not None:
+        return fs.measure(problem, names).to_frame()
+    ctx = fs.Context(problem)
+    frames = [fs.measure(problem, DEFAULT, context=ctx).to_frame()]
+    for form in FORMS:
+        found = fs.measure(problem, form.name, options={form.name: form.given}, context=ctx)
+        frames.append(found.to_frame().assign(measure=form.twin))
+    return pandas.concat(frames, ignore_index=True)
 
 
 def _check_derivatives(made: Made, own: OwnDouble, found: Outcome) -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import checks
 import pytest
+from forms_of_measures import FORMS
 from networks import (
     BUILDERS,
     Tiny,
@@ -25,8 +26,8 @@ from flatscope.registry import SYMMETRIES, Declaration, declarations
 
 pytestmark = pytest.mark.fast
 
-MEASURES = list(declarations().values())
-by_measure = pytest.mark.parametrize("entry", MEASURES, ids=lambda entry: entry.name)
+MEASURES = [*declarations().values(), *FORMS]
+by_measure = pytest.mark.parametrize("entry", MEASURES, ids=lambda entry: getattr(entry, "twin", entry.name))
 on_every_network = pytest.mark.parametrize(
     "build",
     [pytest.param(build, marks=() if build is mlp else pytest.mark.slow) for build in BUILDERS],

@@ -7,12 +7,12 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
-from typing import Any
 
 import checks
 import numpy as np
 import pytest
 import torch
+from forms_of_measures import BY_NAME, table_of, value_of, values_of
 from networks import Tiny, _built, attention, batchnorm_conv, lenet_like, mlp, residual, sequences
 from references import Dense
 from references_norms import top_singular_value, written_out
@@ -25,11 +25,16 @@ from flatscope.measures.lipschitz import rows_of
 from flatscope.measures.margins import from_log, order_statistic
 from flatscope.measures.path_norms import log_output_path_norms
 from flatscope.network.singular_values import operator_norm
-from flatscope.registry import declarations
+from flatscope.registry import Declaration, declarations
 
 CPU = torch.device("cpu")
-NORMS = ("l2_norm", "spectral_norm", "l1_inf_norm", "group_norm", "l1_path_norm", "l2_path_norm", "path_norm")
+NORMS = ("l2_norm", "spectral_norm", "l1_inf_norm", "group_norm", "l1_path_norm", "l2_path_norm")
 FAMILY = [f"{norm}_{end}" for norm in NORMS for end in ("over_margin", "capacity")]
+
+
+def declared(name: str) -> Declaration:
+    """A measure, or a form of one."""
+    return BY_NAME.get(name) or declarations()[name]
 
 
 def folded(tiny: Tiny) -> fs.Problem:
@@ -49,7 +54,7 @@ def labelled_by_itself(tiny: Tiny) -> Tiny:
 @pytest.mark.parametrize("name", [*FAMILY, "certified_radius"])
 @pytest.mark.parametrize("build", [mlp, lenet_like, batchnorm_conv, residual, sequences, attention])
 def test_ratios_to_a_positive_margin_equal_their_twins(name: str, build: Callable[[], Tiny]) -> None:
-    entry, tiny = declarations()[name], written(build).tiny
+    entry, tiny = declared(name), written(build).tiny
     checks.equals_its_twin(entry, written(build))
     without_chain = tiny.name == "residual" and (name == "certified_radius" or name.endswith("path_norm_over_margin"))
     assert bool(checks.values_of(entry, tiny)) == (tiny.chain or without_chain)
@@ -59,47 +64,44 @@ def test_ratios_to_a_positive_margin_equal_their_twins(name: str, build: Callabl
 @pytest.mark.parametrize("symmetry", ["layer_scaling", "unit_scaling", "permutation", "output_scaling"])
 def test_ratios_to_a_positive_margin_keep_their_symmetries(name: str, symmetry: str) -> None:
     """Also w → cw with the margin along: the norms themselves do not keep still under that, their ratios do."""
-    checks.keeps_its_symmetries(declarations()[name], written(mlp).tiny, symmetry)
-    assert "output_scaling" in declarations()[name].invariant_under
+    checks.keeps_its_symmetries(declared(name), written(mlp).tiny, symmetry)
+    assert "output_scaling" in declared(name).invariant_under
 
 
 @pytest.mark.parametrize("name", FAMILY)
 def test_ratios_under_batchnorm_scaling_and_float32(name: str) -> None:
     tiny = written(batchnorm_conv).tiny
-    checks.keeps_its_symmetries(declarations()[name], tiny, "batchnorm_scaling")
-    checks.close_in_float32(declarations()[name], written(mlp).tiny)
+    checks.keeps_its_symmetries(declared(name), tiny, "batchnorm_scaling")
+    checks.close_in_float32(declared(name), written(mlp).tiny)
 
 
 @pytest.mark.parametrize("name", FAMILY)
 def test_a_margin_that_is_not_positive_is_refused_with_the_reason(name: str) -> None:
-    table = fs.measure(mlp().problem(), name)
-    assert math.isnan(table[name])
-    assert "positive margin" in table.reason(name)
+    table = table_of(mlp().problem(), name)
+    assert math.isnan(table[table.names[0]])
+    assert "positive margin" in table.reason(table.names[0])
 
 
 def test_the_options_of_a_ratio_are_those_of_its_norm_and_its_margin() -> None:
     tiny = labelled_by_itself(lenet_like())
-    name = "group_norm_capacity"
     given = {"p": 2.0, "q": 2.0, "epsilon": 0.3, "with_4d": True}
-    assert set(declarations()[name].options) == {"p", "q", "log", "epsilon", "with_4d"}
-    table = fs.measure(
-        tiny.problem(), [name, "l2_norm_capacity"], options={name: given, "l2_norm_capacity": {"epsilon": 0.3}}
-    )
-    assert table[name] == pytest.approx(table["l2_norm_capacity"], rel=1e-12)
-    logs = fs.measure(tiny.problem(), name, options={name: given | {"log": True}})
-    assert math.exp(logs[name]) == pytest.approx(table[name], rel=1e-12)
+    assert set(declarations()["group_norm"].options) == {"form", "p", "q", "log", "epsilon", "with_4d"}
+    found = value_of(tiny.problem(), "group_norm_capacity", **given)
+    assert found == pytest.approx(value_of(tiny.problem(), "l2_norm_capacity", epsilon=0.3), rel=1e-12)
+    log = value_of(tiny.problem(), "group_norm_capacity", **given, log=True)
+    assert math.exp(log) == pytest.approx(found, rel=1e-12)
 
 
 def test_width_of_a_convolution_is_its_channels_or_its_units() -> None:
     tiny = labelled_by_itself(lenet_like())
     name = "spectral_norm_capacity"
-    plain = fs.measure(tiny.problem(), [name, "spectral_norm_over_margin"])
+    plain = values_of(tiny.problem(), name, "spectral_norm_over_margin")
     channels, units = 3 * 4 * 5 * 3, (3 * 36) * (4 * 4) * 5 * 3
     assert plain[name] == pytest.approx(channels * plain["spectral_norm_over_margin"], rel=1e-12)
-    by_units = fs.measure(tiny.problem(), name, options={name: {"width": "units", "with_4d": True}})
-    assert by_units[name] == pytest.approx(4**4 * units * plain["spectral_norm_over_margin"], rel=1e-12)
+    by_units = value_of(tiny.problem(), name, width="units", with_4d=True)
+    assert by_units == pytest.approx(4**4 * units * plain["spectral_norm_over_margin"], rel=1e-12)
     with pytest.raises(fs.InputError, match="width"):
-        fs.measure(tiny.problem(), name, options={name: {"width": "channel"}})
+        value_of(tiny.problem(), name, width="channel")
 
 
 def test_layer_norms_change_under_unit_scaling_and_capacities_under_none_of_their_own() -> None:
@@ -107,7 +109,7 @@ def test_layer_norms_change_under_unit_scaling_and_capacities_under_none_of_thei
     tiny = labelled_by_itself(mlp())
     other = tiny.with_model(fs.rescale(tiny.model, tiny.x, by="unit", low=0.1, high=10.0, seed=1))
     names = ["l2_norm_capacity", "spectral_norm_capacity", "l1_path_norm_capacity", "l2_path_norm_capacity"]
-    before, after = fs.measure(tiny.problem(), names), fs.measure(other.problem(), names)
+    before, after = values_of(tiny.problem(), *names), values_of(other.problem(), *names)
     for name in names[:2]:
         assert after[name] > 2 * before[name]
     for name in names[2:]:
@@ -122,10 +124,10 @@ def test_inequalities_between_the_capacities() -> None:
         x = torch.randn(20, 5, dtype=torch.float64)
         x = x[model(x).detach().abs().sum(1) > 0]  # without biases an input may switch off every unit
         problem = fs.Problem(model, train=(x, model(x).argmax(1)))
-        table = fs.measure(problem, [*NORMS, *FAMILY], options={"spectral_norm_capacity": {"with_4d": True}})
+        table = values_of(problem, *NORMS, *FAMILY)
         assert table["l1_path_norm_capacity"] <= 5 * table["l2_path_norm_capacity"]
-        assert table["l2_norm_capacity"] <= table["spectral_norm_capacity"]
-        largest = fs.measure(problem, "path_norm", options={"path_norm": {"p": 1.0, "outputs": "max"}})["path_norm"]
+        assert table["l2_norm_capacity"] <= value_of(problem, "spectral_norm_capacity", with_4d=True)
+        largest = value_of(problem, "l2_path_norm", p=1.0, outputs="max")
         assert largest <= table["l1_inf_norm"] * (1 + 1e-12)
 
 
@@ -235,7 +237,7 @@ def test_every_kind_of_convolution_against_its_jacobian(layer: nn.Module, shape:
 @pytest.mark.parametrize("build", [mlp, lenet_like, batchnorm_conv, residual, sequences])
 def test_jacobians_stay_below_the_lipschitz_bounds(build: Callable[[], Tiny]) -> None:
     tiny = build()
-    table = fs.measure(tiny.problem(), ["lipschitz_l2", "lipschitz_linf"])
+    table = values_of(tiny.problem(), "lipschitz_l2", "lipschitz_linf")
     x = 3 * torch.randn(1000, *tiny.x.shape[1:], dtype=torch.float64, generator=torch.Generator().manual_seed(2))
     outputs = tiny.model(x.requires_grad_())  # of many inputs at once: none depends on another
     rows = [torch.autograd.grad(column.sum(), x, retain_graph=True)[0].flatten(1) for column in outputs.T]
@@ -279,7 +281,7 @@ def test_constants_of_what_stands_between_layers(pool: nn.Module, size: int, con
     tiny = _built("between", nn.Sequential(pool, nn.Flatten(), nn.Linear(n, 2)), (1, size, size), 2, (), n=2)
     if isinstance(pool, nn.PReLU):
         pool.weight.data.fill_(3.0)
-    table = fs.measure(tiny.problem(), ["lipschitz_l2", "spectral_norm"])
+    table = values_of(tiny.problem(), "lipschitz_l2", "spectral_norm")
     assert table["lipschitz_l2"] == pytest.approx(constant * table["spectral_norm"], rel=1e-9)
 
 
@@ -308,15 +310,13 @@ class Parts(nn.Module):
 
 def test_what_returns_its_input_or_writes_to_it_changes_nothing() -> None:
     modules = [nn.Flatten(), nn.Linear(4, 5), nn.ReLU(inplace=True), nn.Dropout(), nn.Identity(), nn.Linear(5, 3)]
-    table = fs.measure(
-        _built("same", nn.Sequential(*modules), (4,), 3, ()).problem(), ["lipschitz_l2", "spectral_norm"]
-    )
+    table = values_of(_built("same", nn.Sequential(*modules), (4,), 3, ()).problem(), "lipschitz_l2", "spectral_norm")
     assert table["lipschitz_l2"] == pytest.approx(table["spectral_norm"], rel=1e-12)
 
 
 def test_branches_are_bounded() -> None:
     tiny = _built("parts", Parts(), (4,), 2, (), chain=False)
-    bound = fs.measure(tiny.problem(), "lipschitz_l2")["lipschitz_l2"]
+    bound = value_of(tiny.problem(), "lipschitz_l2")
     one, two, head = (float(torch.linalg.matrix_norm(m.weight.detach(), 2)) for m in tiny.model.children())
     side = math.hypot(one + two / 4, math.hypot(one, two / 4))
     assert bound == pytest.approx(head * side * 2, rel=1e-12)  # a mean of six in six places adds 1/√6 · √6
@@ -328,10 +328,10 @@ def test_branches_are_bounded() -> None:
 @pytest.mark.parametrize("bad", [nn.LocalResponseNorm(2), nn.GroupNorm(1, 3), nn.Softmax(1)], ids=str)
 def test_what_has_no_known_constant_is_refused_by_name(bad: nn.Module) -> None:
     tiny = _built("bad", nn.Sequential(nn.Conv2d(2, 3, 1), bad, nn.Flatten(), nn.Linear(12, 2)), (2, 2, 2), 2, ())
-    table = fs.measure(tiny.problem(), ["lipschitz_l2", "lipschitz_linf", "certified_radius"])
-    for name in table.names:
-        assert math.isnan(table[name])
-        assert "(1)" in table.reason(name)
+    for name in ("lipschitz_l2", "lipschitz_linf", "certified_radius"):
+        table = table_of(tiny.problem(), name)
+        assert math.isnan(table[table.names[0]])
+        assert "(1)" in table.reason(table.names[0])
 
 
 def test_inputs_within_the_certified_radius_keep_their_class() -> None:
@@ -343,9 +343,7 @@ def test_inputs_within_the_certified_radius_keep_their_class() -> None:
     directions /= directions.norm(dim=-1, keepdim=True)
     moved = tiny.model(tiny.x + 0.999 * radius * directions).argmax(-1)
     assert bool((moved == tiny.y).all())
-    assert float(margins.min()) == pytest.approx(
-        radius * math.sqrt(2) * fs.measure(tiny.problem(), "lipschitz_l2")["lipschitz_l2"]
-    )
+    assert float(margins.min()) == pytest.approx(radius * math.sqrt(2) * value_of(tiny.problem(), "lipschitz_l2"))
 
 
 def test_products_over_many_layers_neither_overflow_nor_vanish() -> None:
@@ -355,14 +353,12 @@ def test_products_over_many_layers_neither_overflow_nor_vanish() -> None:
         x = torch.eye(3, dtype=torch.float64)
         ctx = fs.Context(fs.Problem(model, train=(x, torch.tensor([0, 1, 2]))))
         ctx = ctx.at({name: size * torch.eye(3, dtype=torch.float64) for name in ctx.params})
-        names = ["spectral_norm", "lipschitz_l2", "lipschitz_linf"]
-        plain = fs.measure(ctx.problem, names, context=ctx)
-        logs = fs.measure(ctx.problem, names, context=ctx, options={name: {"log": True} for name in names})
-        for name in names:
-            assert plain[name] == (math.inf if size > 1 else 0.0)
-            assert "beyond the range" in plain.reason(name)
-            assert logs[name] == pytest.approx(34 * math.log(size), rel=1e-12)
-        assert plain.layer("spectral_norm")["0"] == pytest.approx(size)
+        for name in ("spectral_norm", "lipschitz_l2", "lipschitz_linf"):
+            plain = table_of(ctx.problem, name, ctx)
+            assert plain[plain.names[0]] == (math.inf if size > 1 else 0.0)
+            assert "beyond the range" in plain.reason(plain.names[0])
+            assert value_of(ctx.problem, name, ctx, log=True) == pytest.approx(34 * math.log(size), rel=1e-12)
+        assert table_of(ctx.problem, "spectral_norm", ctx).layer("spectral_norm")["0"] == pytest.approx(size)
 
 
 def test_logarithms_become_numbers() -> None:
@@ -390,11 +386,10 @@ def test_zero_layers_and_networks_without_layers() -> None:
             return x * self.factor
 
     problem = fs.Problem(Scaled(), train=(torch.eye(2), torch.tensor([0, 1])))
-    table = fs.measure(problem, ["spectral_norm*", "vc_dimension", "l1_path_norm", "lipschitz_l2"])
     for name in ("spectral_norm", "spectral_norm_over_margin", "vc_dimension"):
-        assert "no layer" in table.reason(name)
-    assert table["l1_path_norm"] == 2.0
-    assert table["lipschitz_l2"] == 1.0
+        table = table_of(problem, name)
+        assert "no layer" in table.reason(table.names[0])
+    assert values_of(problem, "l1_path_norm", "lipschitz_l2") == {"l1_path_norm": 2.0, "lipschitz_l2": 1.0}
 
 
 def test_layers_are_logarithms_too_where_a_matrix_is_in_no_layer() -> None:
@@ -417,9 +412,8 @@ def test_layers_are_logarithms_too_where_a_matrix_is_in_no_layer() -> None:
 def test_vc_dimension_in_both_forms() -> None:
     problem = mlp().problem()
     n = 4 * 6 + 6 + 6 * 5 + 5 + 5 * 3 + 3
-    assert fs.measure(problem, "vc_dimension")["vc_dimension"] == 3 * n
-    found: Any = fs.measure(problem, "vc_dimension", options={"vc_dimension": {"with_log": True}})
-    assert found["vc_dimension"] == pytest.approx(3 * n * math.log2(n))
+    assert value_of(problem, "vc_dimension") == 3 * n
+    assert value_of(problem, "vc_dimension", with_log=True) == pytest.approx(3 * n * math.log2(n))
 
 
 def test_folding_leaves_outputs_and_removes_only_batchnorm() -> None:

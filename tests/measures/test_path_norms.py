@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from forms_of_measures import value_of, values_of
 from networks import _built, mlp
 from references_norms import empty, inputs_of, joined, naive_path_norm, paths_of, power_sum, walk
 from torch import Tensor, nn
@@ -18,6 +19,7 @@ import flatscope as fs
 from flatscope.measures.path_norms import log_output_path_norms, log_path_norm
 
 EXACT = 1e-12
+RATIOS = ("over_margin", "capacity")
 NETWORKS: dict[str, Callable[[], tuple[nn.Module, tuple[int, ...]]]] = {
     "mlp": lambda: (_mlp(4, 5, 3, 6, 3), (4,)),
     "mlp without biases": lambda: (_mlp(4, 5, 3, bias=False), (4,)),
@@ -86,9 +88,9 @@ def separable(model: nn.Module, shape: tuple[int, ...]) -> fs.Problem:
 def test_one_pass_equals_walking_every_path(name: str, p: float, pooling: str, biases: bool) -> None:
     model, shape = NETWORKS[name]()
     ctx = built(model, shape)
-    table = fs.measure(ctx.problem, "path_norm", options={"path_norm": {"p": p, "pooling": pooling, "biases": biases}})
+    found = value_of(ctx.problem, "l2_path_norm", p=p, pooling=pooling, biases=biases)
     expected = naive_path_norm_of(ctx, shape, p, pooling, biases)
-    assert table["path_norm"] == pytest.approx(expected, rel=EXACT)
+    assert found == pytest.approx(expected, rel=EXACT)
 
 
 def naive_path_norm_of(ctx: fs.Context, shape: tuple[int, ...], p: float, pooling: str, biases: bool) -> float:
@@ -111,9 +113,8 @@ def test_skips_affine_batchnorm_concatenation_and_pools_along_axes(p: float, poo
         both[3 + channel] = largest if pooling == "max" else [path for entry in entries for path in entry]
     expected = [power_sum(entry, p) ** (1 / p) for entry in walk([model.head], both, p)]
     # As measured: the BatchNorm in front of zero padding becomes a layer of its own, with the same edges.
-    table = fs.measure(ctx.problem, "path_norm", options={"path_norm": {"p": p, "pooling": pooling}})
     total = sum(value**p for value in expected) ** (1 / p)
-    assert table["path_norm"] == pytest.approx(total, rel=EXACT)
+    assert value_of(ctx.problem, "l2_path_norm", p=p, pooling=pooling) == pytest.approx(total, rel=EXACT)
     # And by the rule for a BatchNorm that nobody folded.
     found = log_output_path_norms(ctx, p=p, pooling=pooling)[0][0].exp()
     assert torch.allclose(found, torch.tensor(expected, dtype=torch.float64), rtol=EXACT)
@@ -294,15 +295,15 @@ def test_greedy_rescaling_attains_the_largest_output_norm(p: float) -> None:
         weights[layer] /= norms[:, None]
         weights[layer + 1] *= norms
     assert math.prod(float(w.norm(p, dim=1).max()) for w in weights) == pytest.approx(largest, rel=EXACT)
-    table = fs.measure(ctx.problem, "path_norm", options={"path_norm": {"p": p, "outputs": "max"}})
-    assert table["path_norm"] == pytest.approx(largest, rel=EXACT)
+    assert value_of(ctx.problem, "l2_path_norm", p=p, outputs="max") == pytest.approx(largest, rel=EXACT)
 
 
 def test_capacities_as_printed() -> None:
     """Neyshabur et al. (2017), section 2.2: the products of 2W and of 4 h W² written out over the paths."""
     model = _mlp(3, 4, 5, 2, bias=False)
     problem = separable(model, (3,))
-    table = fs.measure(problem, ["margin", "l1_path_norm*", "l2_path_norm*"])
+    norms = ("l1_path_norm", "l2_path_norm")
+    table = values_of(problem, "margin", *norms, *(f"{name}_{form}" for name in norms for form in RATIOS))
     weights = [module.weight.detach() for module in problem.model if isinstance(module, nn.Linear)]
     doubled, spread = 0.0, 0.0
     for a in range(3):
@@ -319,11 +320,9 @@ def test_capacities_as_printed() -> None:
     assert table["l2_path_norm_over_margin"] == pytest.approx(spread / gamma**2 / (16 * 20 * 8), rel=EXACT)
     assert table["l1_path_norm_over_margin"] == pytest.approx((table["l1_path_norm"] / gamma) ** 2, rel=EXACT)
     assert table["l1_path_norm_capacity"] <= 3 * table["l2_path_norm_capacity"]  # Cauchy-Schwarz, h_0 = 3
-    general = {"p": 1.0}
-    named = ["path_norm_capacity", "path_norm_over_margin"]
-    found = fs.measure(problem, named, options=dict.fromkeys(named, general))
-    assert found["path_norm_capacity"] == pytest.approx(table["l1_path_norm_capacity"], rel=EXACT)
-    assert found["path_norm_over_margin"] == pytest.approx(table["l1_path_norm_over_margin"], rel=EXACT)
+    for form in RATIOS:
+        general = value_of(problem, f"l2_path_norm_{form}", p=1.0)
+        assert general == pytest.approx(table[f"l1_path_norm_{form}"], rel=EXACT)
 
 
 def test_gradients_stay_below_the_norms_of_the_outputs() -> None:
@@ -343,7 +342,7 @@ def test_bad_options_are_named() -> None:
         ({"outputs": "min"}, "outputs"),
     ):
         with pytest.raises(fs.InputError, match=word):
-            fs.measure(problem, "path_norm", options={"path_norm": options})
+            value_of(problem, "l2_path_norm", **options)
 
 
 def test_twins_know_what_they_do_not_walk() -> None:

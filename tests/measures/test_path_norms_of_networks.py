@@ -6,6 +6,7 @@ import copy
 
 import pytest
 import torch
+from forms_of_measures import value_of
 from torch import Tensor, nn
 
 import flatscope as fs
@@ -105,7 +106,7 @@ def test_one_pass_equals_products_of_dense_matrices(name: str, p: float, pooling
     model = seeded(narrow(build(name, input_shape=shape)))
     outputs = through(list(model.children()), torch.ones(shape, dtype=torch.float64), p, pooling)
     problem = fs.Problem(model, train=(torch.randn(2, *shape).double(), torch.tensor([0, 1])))
-    found = fs.measure(problem, "path_norm", options={"path_norm": {"p": p, "pooling": pooling}})["path_norm"]
+    found = value_of(problem, "l2_path_norm", p=p, pooling=pooling)
     assert found == pytest.approx(float(outputs.sum()) ** (1 / p), rel=1e-12)
 
 

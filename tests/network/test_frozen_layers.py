@@ -16,8 +16,8 @@ from flatscope.measures.psi_flatness import path_coordinates
 torch.set_num_threads(1)
 X, Y = torch.randn(9, 4, generator=torch.Generator().manual_seed(0)).double(), torch.arange(9) % 3
 NAMES = """
-layer_trace layer_max_eigenvalue kappa kappa_max kappa_sum kappa_trace kappa_trace_max kappa_trace_sum rho_unit rho
-rho_max rho_layer_sum rho_sum relative_flatness feature_robustness
+layer_trace layer_max_eigenvalue kappa kappa_trace kappa_trace_sum rho_unit rho
+rho_layer_sum rho_sum relative_flatness feature_robustness
 """
 LAYERS = NAMES.split()
 

@@ -170,5 +170,5 @@ def test_a_sweep_from_its_file_to_the_page(tmp_path: Path, monkeypatch: pytest.M
     frame.drop(columns=list(item.measures)).to_csv(tmp_path / "trained.csv")
     with pytest.raises(InputError, match="no column of a measure"):
         read_item(str(tmp_path / "trained.csv"))
-    assert set(item.measures) == {"kappa_trace_sum", "hessian_trace", "path_norm"}
+    assert set(item.measures) == {"kappa_trace_sum", "hessian_trace", "l2_path_norm"}
     assert set(item.parameters) == {"train.lr", "train.batch_size", "train.seed"}

@@ -34,7 +34,7 @@ def measured(scale: float) -> Table:
     rows = [
         row("rho_sum", 2.0 * scale, stderr=0.1, exact=False), row("psi_trace", 30.0 * scale),
         row("gradient_norm", 2e-4), row("margin", 2.0 / scale),
-        row("l1_path_norm_over_margin", 1e5 * scale**5), row("parameter_count", 100.0),
+        row("distance_from_initialization", 1e5 * scale**5), row("parameter_count", 100.0),
         *units_table(scale).to_frame().to_dict("records"), *criteria_table(scale).to_frame().to_dict("records"),
         *(row("kappa", value * scale, layer=f"features.block{value}.conv") for value in (1, 2, 3)),
     ]  # fmt: skip

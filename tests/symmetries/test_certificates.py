@@ -24,7 +24,8 @@ from flatscope.network.watching import Operation
 from flatscope.symmetries.path_certificate import ActivationCertificate
 
 CASES = cases()
-BY_NORM = {"lipschitz_l2": 2.0, "lipschitz_linf": math.inf}
+BY_NORM = {"spectral_norm": 2.0, "lipschitz_linf": math.inf}
+OPTIONS = {"spectral_norm": {"form": "lipschitz_l2"}}
 CERTIFICATES = [*BY_NORM, "certified_radius", "geometric_margin", "psi_activation_radius"]
 POINTS = 400
 
@@ -93,7 +94,7 @@ def test_no_certificate_is_broken(name: str) -> None:
     problem = problem_of(case)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        table = fs.measure(problem, CERTIFICATES)
+        table = fs.measure(problem, CERTIFICATES, options=OPTIONS)
     frame = table.to_frame().set_index("measure")
     assert not frame["reason"].str.contains("failed").any(), frame["reason"].to_list()
     one_tensor = isinstance(case.batches[0], Tensor)
@@ -131,11 +132,11 @@ def test_a_constant_that_does_not_hold_is_not_given(measure: str, operation: str
         return result, log_scale + math.log(0.2)
 
     with mock.patch.dict(TABLE, {operation: replace(entry, stretch=shorter, paths=lighter)}):
-        table = fs.measure(problem_of(case), [measure, "geometric_margin"])
+        table = fs.measure(problem_of(case), [measure, "geometric_margin"], options=OPTIONS)
     assert math.isnan(table[measure])
     assert "two inputs whose outputs are" in table.reason(measure)
     assert "two inputs whose outputs are" in table.reason("geometric_margin")
-    assert fs.measure(problem_of(case), measure)[measure] > 0
+    assert fs.measure(problem_of(case), measure, options=OPTIONS)[measure] > 0
 
 
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.served is False])
@@ -170,6 +171,6 @@ def test_what_is_refused_is_named() -> None:
         "how many": "gt",
     }
     for name, operation in named.items():
-        table = fs.measure(problem_of(CASES[name]), list(BY_NORM))
+        table = fs.measure(problem_of(CASES[name]), list(BY_NORM), options=OPTIONS)
         for measure in BY_NORM:
             assert table.reason(measure).startswith(operation), table.reason(measure)

@@ -53,7 +53,7 @@ AUDITED = (
     "pac_bayes_kl",
     "l2_norm",
     "spectral_norm",
-    "kappa_max",
+    "kappa",
     "kappa_trace_sum",
     "rho_sum",
     "relative_flatness",

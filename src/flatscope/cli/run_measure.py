@@ -43,7 +43,7 @@ from flatscope.cli.sources import (
 )
 from flatscope.context import Context, make_effort
 from flatscope.doubts import MOST, TRAINING_ERROR, training_error_doubt
-from flatscope.errors import InputError, Interrupted, UnknownNameError
+from flatscope.errors import InputError, Interrupted
 from flatscope.formatting import number, numbered
 from flatscope.inputs.loading import Data, DataSource
 from flatscope.inputs.weight_files import read_weights
@@ -52,13 +52,12 @@ from flatscope.network.units import SCALES_STOP
 from flatscope.network_summary import STANDING, NetworkSummary
 from flatscope.progress import DELAY_SECONDS
 from flatscope.ranks import process_group
-from flatscope.registry import CORE, PICTURED, Declaration, declarations, family_name
+from flatscope.registry import CORE, PICTURED, Declaration, declarations, family_name, unknown_name
 from flatscope.reports.measured import MANY, RESCALINGS, captions, lines
 from flatscope.summarising import summary_of
 from flatscope.table import Table
 
 SHORT = 34  # letters of a remark that is not put below the table
-VARIANTS = ("_over_margin", "_capacity")  # of a norm
 STILL = "still on a slope"  # how the remark begins that this is no minimum
 INVISIBLE = 1e-5  # of a value: an error that four digits do not show
 SOME_LAYERS = re.compile(r"(\d+) of (\d+) layers: (.*)", re.DOTALL)
@@ -163,7 +162,7 @@ def list_measures(names: list[str] | None, all_of_them: bool) -> None:
         for name in names:
             matching = fnmatch.filter(known, name)
             if not matching:
-                raise UnknownNameError.among(name, known, "measure or bound")
+                raise unknown_name(name, known, "measure or bound")
             for match in matching:
                 typer.echo(measure_page(known[match], console().width))
         return
@@ -174,20 +173,19 @@ def list_measures(names: list[str] | None, all_of_them: bool) -> None:
 
 
 def _show_families() -> None:
-    """Names alone, by family: a screen that shows what there is. Variants of a norm are a mark behind it."""
+    """Names alone, by family: a screen that shows what there is. What an option gives besides is a mark behind it."""
     families: dict[str, list[str]] = {}
     for entry in declarations().values():
-        families.setdefault(family_name(entry.family), []).append(entry.name)
-    rows = []
-    for family, members in families.items():
-        plain = [name for name in members if not name.endswith(VARIANTS)]
-        varied = [name for name in plain if any(f"{name}{ending}" in members for ending in VARIANTS)]
-        rows.append([family, ", ".join(f"{name}*" if name in varied else name for name in plain)])
+        mark = "*" if "form" in entry.options else ""
+        families.setdefault(family_name(entry.family), []).append(f"{entry.name}{mark}")
+    rows = [[family, ", ".join(members)] for family, members in families.items()]
     show_grid(
         ["family", "names"], [["by default", ", ".join(CORE)], *rows, ["bounds", ", ".join(declarations("bound"))]]
     )
-    endings = " and ".join(f"_{ending.strip('_')}" for ending in VARIANTS)
-    show_note(f"* also with {endings}. flatscope measures NAME explains one, flatscope measures --all lists each")
+    show_note(
+        "* in several forms: --option l2_norm.form=over_margin, kappa.form=max. flatscope measures NAME explains "
+        "one, flatscope measures --all lists each"
+    )
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from flatscope.inputs.loading import Data, DataSource, load, load_or_read
 from flatscope.inputs.weight_files import STATE_FILE, WEIGHTS_FILE, load_weights
 from flatscope.isolation import private_randomness
 from flatscope.problem import Problem
-from flatscope.registry import CORE, PICTURED, declarations, select
+from flatscope.registry import CORE, PICTURED, declarations, select, unknown_name
 from flatscope.training import models
 
 Options = dict[str, dict[str, Any]]
@@ -212,7 +212,8 @@ def split_options(options: Options, with_bounds: bool) -> tuple[Options, Options
     parts: dict[str, Options] = {"measure": {}, "bound": {}}
     known = declarations() | declarations("bound")
     for name, given in options.items():
-        refuse_unknown(name, known, "measure or bound in --option")
+        if name not in known:
+            raise unknown_name(name, known, "measure or bound in --option")
         entry = known[name]
         if entry.kind == "bound" and "delta" in given:
             raise InputError("one delta for all bounds", f"{name}.delta", where="--option", fix="Give it as --delta")

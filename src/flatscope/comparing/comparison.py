@@ -126,12 +126,13 @@ class Comparison(Result):
     def counting(self) -> list[str]:
         """Comparable measures that count in the ranking: they ranked networks that differ like these rightly.
 
-        On the released population, more often than wrongly and beyond chance (`fs.benchmark`). Measures without a
-        record do not count.
+        On the released population, more often than wrongly and beyond chance (`fs.benchmark`); others do not count.
         """
-        known = records_by_measure(self.difference)
-        measures = {label: self._quantities[label].measure for label in self.comparable}
-        return [label for label, name in measures.items() if name in known and known[name].counts]
+        known = {name: records_by_measure(self.difference).get(self._recorded(name)) for name in self.comparable}
+        return [name for name, record in known.items() if record is not None and record.counts]
+
+    def _recorded(self, name: str) -> str:  # with its options where these were scored, else without
+        return name if name in records_by_measure(self.difference) else self._quantities[name].measure
 
     @property
     def tests(self) -> HeldOut | None:
@@ -274,7 +275,7 @@ class Comparison(Result):
         """Which network to keep, whether they are at a minimum, which is flatter, what that is worth."""
         lines = [str(self.decision)]
         if len(self.distinct) > 1:
-            names = [self._quantities[label].measure for label in self.counting]
+            names = [self._recorded(label) for label in self.counting]
             classes = not any(math.isnan(self.networks[name].error) for name in self.distinct)
             found = self.conclusion
             worth = worth_words(self.difference, names) if classes else UNTRIED

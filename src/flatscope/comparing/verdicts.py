@@ -76,9 +76,9 @@ def quantities(tables: Mapping[str, Table]) -> Iterator[Quantity]:
     known, cells = declarations(), {name: _cells(table) for name, table in tables.items()}
     for measure, options in dict.fromkeys(key for found in cells.values() for key in found):
         entry = known.get(measure)
-        if entry is not None and entry.per != "network":
-            continue  # a refusal of a measure per layer or sample: there is nothing to rank
         found = [cells[name].get((measure, options), _NO_CELL) for name in tables]
+        if entry is not None and entry.per != "network" and all(math.isnan(cell[0]) for cell in found):
+            continue  # a refusal of a measure per layer or sample: there is nothing to rank
         columns: list[Any] = [dict(zip(tables, column, strict=True)) for column in zip(*found, strict=True)]
         columns[-1] = next(filter(None, columns[-1].values()), "")  # the first reason
         yield Quantity(measure, options, entry, *columns)

@@ -52,8 +52,9 @@ SHOWN = ("l2_norm", "l1_path_norm", "l2_path_norm", "spectral_norm")
 def norm_capacity(ctx: Context, *, delta: float, norms: tuple[str, ...] = SHOWN, epsilon: float = 0.05) -> list[Value]:
     """Gap of the order of the root of capacity over samples, one row per norm.
 
-    The capacities are those of `…_capacity`. They are printed for inputs of norm one; here the largest training input
-    is put in, so that the value does not change when inputs are scaled up and the first layer down.
+    The capacities are those of the measures with form="capacity". They are printed for inputs of norm one; here the
+    largest training input is put in, so that the value does not change when inputs are scaled up and the first layer
+    down.
 
     Args:
         delta: not used: the statement hides it among the constants.
@@ -65,7 +66,7 @@ def norm_capacity(ctx: Context, *, delta: float, norms: tuple[str, ...] = SHOWN,
     for name in (norms,) if isinstance(norms, str) else norms:
         refuse_unknown(name, INPUT_NORMS, "norm of norm_capacity")
         try:
-            log_capacity = float(known[f"{name}_capacity"].function(ctx, log=True, epsilon=epsilon).value)
+            log_capacity = float(known[name].function(ctx, form="capacity", log=True, epsilon=epsilon).value)
             largest = ctx.cached(largest_inputs)[INPUT_NORMS[name]]
             log_gap = 0.5 * (log_capacity - math.log(ctx.problem.n_train)) + safe_log(largest)
             gap = math.exp(log_gap) if log_gap < 700 else math.inf

@@ -35,23 +35,16 @@ from flatscope.sampling import end_in_time
 _of_distances = partial(measure, paper="neyshabur2017", equation="Section 2.3", on_folded=True)
 
 
-@_of_distances(
-    symbol=r"\prod_i \|W_i\|_2 \ge \sup_x \|J_f(x)\|_2",
-    direction="lower",
-    invariant_under={"layer_scaling", "permutation"},
-    cost="sweep",
-    typical=PASSES,
-    conventions="layers as linear maps on inputs of their true size, pooling and sums with their own constants",
-)
 def lipschitz_l2(ctx: Context, *, log: bool = False) -> Value:
     """Upper bound on how far the outputs move per distance that the input moves, both in ℓ2.
 
     Norms multiply along a chain, add up where branches are added, and add up as squares where they are put side by
     side. Operations of which no constant is known are refused by name, and so are comparisons, roundings and choices by
     value of which the outputs are made. The constant is the largest over all shapes that samples have; pairs of inputs
-    that would break it are looked for before it is given.
+    that would break it are looked for before it is given. `spectral_norm` has it as one of its forms.
 
     Args:
+        ctx: the network.
         log: give the natural logarithm instead.
     """
     constant = ctx.cached(log_constant)
@@ -84,7 +77,8 @@ def lipschitz_linf(ctx: Context, *, log: bool = False) -> Value:
     needs={"classes"},
     cost="sweep",
     typical=MARGIN_PASSES,
-    conventions="ℓ2 distance of inputs as the network receives them; `margin` over √2 times `lipschitz_l2`",
+    conventions="ℓ2 distance of inputs as the network receives them; `margin` over √2 times the form lipschitz_l2 of "
+    "`spectral_norm`",
 )
 def certified_radius(ctx: Context, *, epsilon: float = 0.05) -> Value:
     """Distance that all but a fraction of the training inputs can move without changing class.

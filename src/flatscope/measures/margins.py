@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from fractions import Fraction
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Literal
 
 from torch import Tensor
 
 from flatscope.context import Context
 from flatscope.errors import InputError, NotApplicable, refuse_unknown
 from flatscope.network.layers import Layer
-from flatscope.registry import FUNCTION_SYMMETRIES, Value, declared, derived, measure
+from flatscope.registry import FUNCTION_SYMMETRIES, Option, Value, add_options, measure
 
 
 @measure(
@@ -94,82 +97,92 @@ def from_log(log_value: float, as_log: bool = False) -> Value:
 _LOWEST, _HIGHEST = math.log(5e-324), math.log(1.7e308)
 
 
-def declare_with_margin(
-    base: Callable[..., Any],
+def in_forms(
     capacity: str,
     *,
     with_4d: bool,
     widths: bool = False,
     chain: bool = False,
-    caption: str = "",
-) -> None:
-    """Declare `…_over_margin` and `…_capacity` of a norm that is itself declared already.
+    more: Mapping[str, tuple[Callable[..., Value], str]] = MappingProxyType({}),
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Give a norm the option `form`: the norm itself, its squared ratio to the margin, the printed capacity.
 
     Args:
-        base: the measure of the norm; its options are those of the two as well.
         capacity: LaTeX of the printed capacity: γ⁻² norm² times what depends on depth and width alone.
         with_4d: whether a factor 4 per layer is printed.
         widths: whether the widths of the layers are, to the power 2 − 2/p for a norm of order p, which is 2 where it is
             no option.
         chain: whether the norm itself exists only where layers form a chain.
-        caption: of `…_over_margin`, if it is one of the measures to look at first.
+        more: further forms: functions of a context and `log`, and what the docstring says of them.
     """
-    name, known = base.__name__, declared(base)
 
-    def log_ratio(ctx: Context, epsilon: float, given: dict[str, Any]) -> float:
-        found = base(ctx, log=True, **given)  # first: it may have no value whatever the margin is
-        value = found[""] if isinstance(found, dict) else found
-        if value.reason:
-            raise NotApplicable(value.reason)
-        return 2 * (float(value.value) - math.log(positive_margin(ctx, epsilon)))
+    def declare(norm: Callable[..., Any]) -> Callable[..., Any]:
+        signature = inspect.signature(norm)
 
-    def over_margin(ctx: Context, *, epsilon: float = 0.05, log: bool = False, **given: Any) -> Value:
-        return from_log(log_ratio(ctx, epsilon, given), log)
+        def log_ratio(ctx: Context, form: str, epsilon: float, given: dict[str, Any]) -> float:
+            if not ctx.problem.classification:
+                raise NotApplicable(ctx.problem.no_classes)
+            # The depth of a branching network is not one number.
+            if (chain or form == "capacity") and not ctx.network.chain:
+                raise NotApplicable("a product over layers has no meaning on a branching network")
+            found = norm(ctx, log=True, **given)  # first: it may have no value whatever the margin is
+            value = found[""] if isinstance(found, dict) else found
+            if value.reason:
+                raise NotApplicable(value.reason)
+            return 2 * (float(value.value) - math.log(positive_margin(ctx, epsilon)))
 
-    def printed(
-        ctx: Context,
-        *,
-        epsilon: float = 0.05,
-        log: bool = False,
-        with_4d: bool = with_4d,
-        width: str = "channels",
-        **given: Any,
-    ) -> Value:
-        total = log_ratio(ctx, epsilon, given)
-        total += math.log(4) * len(ctx.network.layers) if with_4d else 0.0
-        if widths:
-            total += (2 - 2 / {**known.options, **given}.get("p", 2.0)) * sum(log_widths(ctx, width))
-        return from_log(total, log)
+        @functools.wraps(norm)
+        def function(
+            ctx: Context,
+            *,
+            form: str = "norm",
+            epsilon: float = 0.05,
+            log: bool = False,
+            with_4d: bool = with_4d,
+            width: str = "channels",
+            **given: Any,
+        ) -> dict[str, Value] | Value:
+            if form == "norm":
+                found: dict[str, Value] | Value = norm(ctx, log=log, **given)
+                return found
+            if form in more:
+                return more[form][0](ctx, log=log)
+            total = log_ratio(ctx, form, epsilon, given)
+            if form == "capacity":
+                total += math.log(4) * len(ctx.network.layers) if with_4d else 0.0
+                order = given.get("p", signature.parameters["p"].default) if "p" in signature.parameters else 2.0
+                total += (2 - 2 / order) * sum(log_widths(ctx, width)) if widths else 0.0
+            return from_log(total, log)
 
-    over_margin.__doc__ = f"""Squared ratio of `{name}` to the margin of the training set.
+        texts = {word: text for word, (_, text) in more.items()}
+        before, after = _form_options(capacity, with_4d, widths, texts)
+        add_options(function, norm, before=before, after=after)
+        return function
 
-The quantity of Figure 1: factors that depend on depth and width alone are left out."""
-    printed.__doc__ = f"""Capacity of networks of this `{name}` and margin: samples that they need, up to constants.
+    return declare
 
-As printed: the squared ratio times the factors that depend on depth and width."""
-    own: dict[str, tuple[Any, str]] = {
-        "epsilon": (0.05, "fraction of the training samples that may lie at or below the margin.")
+
+def _form_options(
+    capacity: str, with_4d: bool, widths: bool, more: Mapping[str, str]
+) -> tuple[dict[str, Option], dict[str, Option]]:
+    """`form`, and the options of the forms."""
+    texts = {
+        "norm": '"norm"',
+        "over_margin": '"over_margin": its squared ratio to the margin of the training set, the quantity of Figure 1, '
+        "refused where that `margin` is not positive; scaling the outputs does not change it",
+        "capacity": '"capacity": that ratio times the factors of depth and width that are printed, the samples that '
+        f"networks of this norm and margin need, up to constants (it bounds nothing): :math:`{capacity}`",
+        **{word: f'"{word}": {text}' for word, text in more.items()},
     }
-    sizes: dict[str, tuple[Any, str]] = {"with_4d": (with_4d, "whether to count a factor 4 per layer.")}
+    form: dict[str, Option] = {"form": ("norm", Literal[tuple(texts)], f"{'; '.join(texts.values())}.")}
+    own: dict[str, Option] = {
+        "epsilon": (0.05, float, "fraction of the training samples that may lie at or below the margin."),
+        "with_4d": (with_4d, bool, "whether the capacity counts a factor 4 per layer."),
+    }
     if widths:
-        sizes["width"] = ("channels", 'h_i of a convolution: "channels", or "units" (channels times positions).')
-    ratio = rf"\left({known.symbol.partition(' = ')[0]} / \gamma_{{\mathrm{{margin}}}}\right)^2"
-    for function, suffix, more, facts in (
-        (over_margin, "over_margin", own, {"symbol": ratio, "equation": "Figure 1", "caption": caption}),
-        (printed, "capacity", own | sizes, {"symbol": capacity}),
-    ):
-        function.__name__ = function.__qualname__ = f"{name}_{suffix}"
-        function.__module__ = base.__module__
-        needs_chain = chain or function is printed  # the depth of a branching network is not one number
-        derived(
-            base,
-            more,
-            invariant_under={*known.invariant_under, "output_scaling"},  # which multiplies norm and margin alike
-            needs={"classes", "chain"} if needs_chain else {"classes"},
-            passes={"forward": 1},
-            conventions="the norm's own; margin of the training set as `margin` gives it, refused where not positive",
-            **facts,
-        )(function)
+        meant = 'h_i of a convolution in the capacity: "channels", or "units" (channels times positions).'
+        own["width"] = "channels", Literal["channels", "units"], meant
+    return form, own
 
 
 def log_widths(ctx: Context, width: str) -> list[float]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from functools import partial
+from typing import Literal
 
 import torch
 
 from flatscope.context import Context
 from flatscope.errors import InputError, NotApplicable
-from flatscope.measures.lipschitz import layer_norms, rows_of
-from flatscope.measures.margins import declare_with_margin, from_log
+from flatscope.measures.lipschitz import layer_norms, lipschitz_l2, rows_of
+from flatscope.measures.margins import from_log, in_forms
 from flatscope.network.singular_values import matrix_norm
 from flatscope.network.stretch_rules import safe_log
 from flatscope.params import count
@@ -28,42 +29,41 @@ layer_norm = partial(
 )
 _BRANCHING = "a product over layers has no meaning on a branching network; see the layers"
 
-_counted = partial(
-    measure, paper="neyshabur2017", equation="Section 2.1, eq (1)", invariant_under=set(SYMMETRIES), passes={}
-)
+Count = Literal["count", "vc_dimension"]
 
 
-@_counted(
+@measure(
     symbol=r"\dim(w)",
+    paper="neyshabur2017",
+    equation="Section 2.1, eq (1)",
+    invariant_under=set(SYMMETRIES),
+    passes={},
     caption="trainable parameters",
     conventions="trainable scalars; a shared tensor counts once, BatchNorm's own parameters count",
 )
-def parameter_count(ctx: Context) -> float:
-    """Number of trainable parameters."""
-    return float(count(ctx.trainable.values()))
-
-
-@_counted(
-    symbol=r"d \cdot \dim(w)",
-    conventions="d = number of weight matrices, dim(w) = `parameter_count`; what the paper's O hides is left out",
-)
-def vc_dimension(ctx: Context, *, with_log: bool = False) -> float:
-    """Order of the VC dimension of networks of this architecture: depth times number of parameters.
+def parameter_count(ctx: Context, *, form: Count = "count", with_log: bool = False) -> float:
+    r"""Number of trainable parameters.
 
     Args:
-        with_log: times the binary logarithm of the number of parameters, which the paper's bound hides.
+        form: "count"; "vc_dimension": the order of the VC dimension of networks of this architecture, the number of
+            weight matrices times that of parameters, :math:`d \cdot \dim(w)`; what the paper's O hides is left out.
+        with_log: whether the VC dimension has the binary logarithm of the number of parameters, which the paper's
+            bound hides.
     """
+    n = count(ctx.trainable.values())
+    if form == "count":
+        return float(n)
     # Weights that are computed are layers too; parameters are counted as they are trained.
     network = ctx.network if ctx.problem.plain is ctx.problem else Context(ctx.problem.plain).network
     if network.missing:
         raise NotApplicable(network.missing)
-    n = count(ctx.trainable.values())
     return float(len(network.layers) * n) * (math.log2(n) if with_log else 1.0)
 
 
 @layer_norm(
     symbol=r"\prod_i \|W_i\|_F", conventions="weights only, no biases; the product of the norms, not of their squares"
 )
+@in_forms(r"\gamma^{-2} \prod_i 4 \|W_i\|_F^2", with_4d=True, chain=True)
 def l2_norm(ctx: Context, *, log: bool = False) -> dict[str, Value]:
     """Product over layers of the Frobenius norms of the weights; per layer, the norm itself.
 
@@ -73,7 +73,7 @@ def l2_norm(ctx: Context, *, log: bool = False) -> dict[str, Value]:
     Args:
         log: give the natural logarithm instead.
     """
-    return group_norm(ctx, p=2.0, q=2.0, log=log)
+    return _group_norms(ctx, 2.0, 2.0, log)
 
 
 @layer_norm(
@@ -81,6 +81,21 @@ def l2_norm(ctx: Context, *, log: bool = False) -> dict[str, Value]:
     cost="sweep",
     conventions="weights only, no biases; a convolution as the linear map on the largest input that it receives; "
     "padding other than zeros comes before it and is not part of it",
+)
+# Printed without the factor 4 per layer, with which alone it bounds the capacity of the Frobenius norm.
+@in_forms(
+    r"\gamma^{-2} \prod_i h_i \|W_i\|_2^2",
+    with_4d=False,
+    widths=True,
+    chain=True,
+    more={
+        "lipschitz_l2": (
+            lipschitz_l2,
+            "an upper bound on how far the outputs move per distance that the input moves, both in ℓ2, at which norms "
+            "multiply along a chain, add up where branches are added, and add up as squares where they are put side by "
+            "side; pooling and sums count with their own constants, so that on a plain chain of layers it is the norm",
+        )
+    },
 )
 def spectral_norm(ctx: Context, *, reshape: bool = False, log: bool = False) -> dict[str, Value]:
     """Product over layers of the spectral norms of the weights; per layer, the norm itself.
@@ -100,19 +115,21 @@ def spectral_norm(ctx: Context, *, reshape: bool = False, log: bool = False) -> 
     symbol=r"\prod_i \|W_i\|_{1,\infty}",
     conventions="weights only, no biases; the largest ℓ1 norm of the incoming weights of a unit",
 )
+@in_forms(r"\gamma^{-2} \prod_i \|W_i\|_{1,\infty}^2", with_4d=False, chain=True)
 def l1_inf_norm(ctx: Context, *, log: bool = False) -> dict[str, Value]:
     """Product over layers of the largest ℓ1 norm of a unit's incoming weights; per layer, the norm itself.
 
     Args:
         log: give the natural logarithm instead.
     """
-    return group_norm(ctx, p=1.0, q=math.inf, log=log)
+    return _group_norms(ctx, 1.0, math.inf, log)
 
 
 @layer_norm(
     symbol=r"\prod_i \|W_i\|_{p,q}",
     conventions="weights only, no biases; ℓ_p over the incoming weights of a unit, then ℓ_q over units",
 )
+@in_forms(r"\gamma^{-2} \prod_i \|W_i\|_{p,q}^2", with_4d=False, chain=True)
 def group_norm(ctx: Context, *, p: float = 3.0, q: float = 1.5, log: bool = False) -> dict[str, Value]:
     """Product over layers of the ℓ_{p,q} norms of the weights; per layer, the norm itself.
 
@@ -126,6 +143,10 @@ def group_norm(ctx: Context, *, p: float = 3.0, q: float = 1.5, log: bool = Fals
     for name, value in (("p", p), ("q", q)):
         if not value >= 1:
             raise InputError("an order of at least 1", str(value), where=f"group norm, {name}")
+    return _group_norms(ctx, p, q, log)
+
+
+def _group_norms(ctx: Context, p: float, q: float, log: bool) -> dict[str, Value]:
     return with_product(
         ctx, {layer.name: float(rows_of(ctx, layer).norm(p, dim=1).norm(q)) for layer in ctx.network}, log
     )
@@ -175,17 +196,3 @@ def with_product(ctx: Context, per_layer: dict[str, float], log: bool) -> dict[s
         return {"": Value(math.nan, exact=False, reason=refusal), **layers}
     # A sum of logarithms neither overflows nor vanishes.
     return {"": from_log(math.fsum(safe_log(value) for value in per_layer.values()), log), **layers}
-
-
-declare_with_margin(l2_norm, r"\gamma^{-2} \prod_i 4 \|W_i\|_F^2", with_4d=True, chain=True)
-declare_with_margin(
-    spectral_norm,
-    # Printed without the factor 4 per layer, with which alone it bounds the capacity of the Frobenius norm.
-    r"\gamma^{-2} \prod_i h_i \|W_i\|_2^2",
-    with_4d=False,
-    widths=True,
-    chain=True,
-    caption="spectral norms over margin, squared",
-)
-declare_with_margin(l1_inf_norm, r"\gamma^{-2} \prod_i \|W_i\|_{1,\infty}^2", with_4d=False, chain=True)
-declare_with_margin(group_norm, r"\gamma^{-2} \prod_i \|W_i\|_{p,q}^2", with_4d=False, chain=True)

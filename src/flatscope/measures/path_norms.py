@@ -16,7 +16,7 @@ from torch import Tensor
 
 from flatscope.context import Context
 from flatscope.errors import InputError, NotApplicable
-from flatscope.measures.margins import declare_with_margin, from_log
+from flatscope.measures.margins import from_log, in_forms
 from flatscope.measures.sample_kinds import kinds_of_samples
 from flatscope.network.jumps import Jumps
 from flatscope.network.operations import TABLE
@@ -40,6 +40,7 @@ _norm_of_paths = partial(
 
 
 @_norm_of_paths(symbol=r"\phi_1(w) = \sum_{\mathrm{paths}} \prod_i |W_i[j_i, j_{i-1}]|")
+@in_forms(r"\gamma^{-2} \Big(\sum_{\mathrm{paths}} \prod_i |2 W_i|\Big)^2", with_4d=True)
 def l1_path_norm(ctx: Context, *, pooling: Over = "max", biases: bool = True, log: bool = False) -> Value:
     """Sum over all paths from input to output of the product of their absolute weights.
 
@@ -56,19 +57,9 @@ def l1_path_norm(ctx: Context, *, pooling: Over = "max", biases: bool = True, lo
     symbol=r"\phi_2(w) = \Big(\sum_{\mathrm{paths}} \prod_i W_i[j_i, j_{i-1}]^2\Big)^{1/2}",
     caption="size over all paths",
 )
-def l2_path_norm(ctx: Context, *, pooling: Over = "max", biases: bool = True, log: bool = False) -> Value:
-    """Square root of the sum over all paths of the product of their squared weights.
-
-    Args:
-        pooling: "max": a max-pool passes on the largest of its paths; "sum": every path through it counts.
-        biases: whether biases count as edges from a unit that is always on.
-        log: give the natural logarithm instead.
-    """
-    return from_log(log_path_norm(ctx, p=2.0, pooling=pooling, biases=biases), log)
-
-
-@_norm_of_paths(symbol=r"\phi_p(w) = \Big(\sum_{\mathrm{paths}} \prod_i |W_i[j_i, j_{i-1}]|^p\Big)^{1/p}")
-def path_norm(
+# From φ_1 ≤ (number of paths)^(1 - 1/p) φ_p: the printed forms are those of p = 1 and p = 2.
+@in_forms(r"\gamma^{-2} \phi_p(w)^2 \prod_i 4 h_i^{2 - 2/p}", with_4d=True, widths=True)
+def l2_path_norm(
     ctx: Context,
     *,
     p: float = 2.0,
@@ -77,11 +68,11 @@ def path_norm(
     biases: bool = True,
     log: bool = False,
 ) -> Value:
-    """Norm of order p of the vector of all paths.
+    """Square root of the sum over all paths of the product of their squared weights.
 
-    The paper calls it the smallest product of ℓ_{p,∞} norms of the layers over all rescalings of the units. That is
-    so for a network with one output; with several it is the largest of their norms (`outputs="max"`), while the
-    paper's formulas sum over them.
+    With another p it is the paper's φ_p, the norm of order p of the vector of all paths. The paper calls that the
+    smallest product of ℓ_{p,∞} norms of the layers over all rescalings of the units. That is so for a network with one
+    output; with several it is the largest of their norms (`outputs="max"`), while the paper's formulas sum over them.
 
     Args:
         p: order, at least 1.
@@ -139,18 +130,6 @@ def _passes_over_paths(ctx: Context, p: float, pooling: str, biases: bool, curve
         logs = (outputs.detach().log() + passing.log_scale(outputs)).reshape(len(outputs), -1) / p
         found.append(logs.cpu())
     return found
-
-
-declare_with_margin(l1_path_norm, r"\gamma^{-2} \Big(\sum_{\mathrm{paths}} \prod_i |2 W_i|\Big)^2", with_4d=True)
-declare_with_margin(
-    l2_path_norm,
-    r"\gamma^{-2} \sum_{\mathrm{paths}} \prod_i 4 h_i W_i^2",
-    with_4d=True,
-    widths=True,
-    caption="path norm over margin, squared",
-)
-# From φ_1 ≤ (number of paths)^(1 - 1/p) φ_p: the printed forms are those of p = 1 and p = 2.
-declare_with_margin(path_norm, r"\gamma^{-2} \phi_p(w)^2 \prod_i 4 h_i^{2 - 2/p}", with_4d=True, widths=True)
 
 
 class PathPass(Paths):

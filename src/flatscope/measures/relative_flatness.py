@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 from flatscope.context import Context
-from flatscope.errors import refuse_unknown
+from flatscope.errors import NotApplicable, refuse_unknown
 from flatscope.measures.layer_values import (
     all_exact,
     bracket,
@@ -24,6 +24,7 @@ from flatscope.measures.layer_values import (
 from flatscope.measures.weight_flatness import layer_max_eigenvalue, layer_trace
 from flatscope.registry import FUNCTION_SYMMETRIES, LAYER_SYMMETRIES, Value, derived, measure
 
+Over = Literal["layers", "max", "sum"]
 CONVENTIONS = "weights without biases; Frobenius norm; mean over samples"
 
 
@@ -43,66 +44,84 @@ def _times(value: Value, factor: float) -> Value:
     return replace(value, **{name: number * factor for name, number in numbers.items() if number is not None})
 
 
-@derived(
-    layer_max_eigenvalue,
-    symbol=r"\kappa^l = \|w^l\|_F^2\, \lambda_{\max}(H_l)",
-    equation="Definition 1, Table 1",
-    invariant_under=LAYER_SYMMETRIES,
-    typical=None,
-    conventions=CONVENTIONS,
-)
-def kappa(ctx: Context, **options: Any) -> dict[str, Value]:
-    """Squared norm of a layer's weights times the largest eigenvalue of its Hessian."""
-    return _times_squared_norm(ctx, layer_max_eigenvalue(ctx, **options))
+def _refuse_missing(ctx: Context, form: Over) -> None:
+    """Raise where one value of the network is asked for and some trainable matrix is no recognised layer."""
+    if form != "layers" and ctx.network.missing:
+        raise NotApplicable(ctx.network.missing)
 
 
-@_of_network(
-    kappa,
-    symbol=r"\kappa^{\max} = \max_l \|w^l\|_F^2\, \lambda_{\max}(H_l)",
-    caption="sharpest layer, relative to weights",
-)
-def kappa_max(ctx: Context, **options: Any) -> Value:
-    """Squared weight norm times largest Hessian eigenvalue, of the layer where that is largest."""
-    return largest(kappa(ctx, **options))
-
-
-@_of_network(kappa, symbol=r"\kappa^{\Sigma} = \sum_l \|w^l\|_F^2\, \lambda_{\max}(H_l)")
-def kappa_sum(ctx: Context, **options: Any) -> Value:
-    """Squared weight norm times largest Hessian eigenvalue, summed over the layers."""
-    values = kappa(ctx, **options)
+def _summed(values: dict[str, Value]) -> Value:
+    """The sum over layers, with the interval of the sum."""
     total, low, high = (sum(parts) for parts in zip(*map(bracket, values.values()), strict=True))
     exact = all_exact(values)
     ends = {} if exact else {"low": low, "high": high}
     return Value(total, exact=exact, reason=shared_reason(values), **ends)
 
 
+_LAYERS_OR_MAX = {
+    "form": (
+        "layers",
+        Literal["layers", "max"],
+        '"layers": one value per layer; "max": the largest of them, one value of the network.',
+    )
+}
+
+
+@derived(
+    layer_max_eigenvalue,
+    {
+        "form": (
+            "layers",
+            Literal["layers", "max", "sum"],
+            '"layers": one value per layer; "max" (κ^max of the paper) or "sum" (κ^Σ): the largest of them, or their '
+            "sum, one value of the network.",
+        )
+    },
+    symbol=r"\kappa^l = \|w^l\|_F^2\, \lambda_{\max}(H_l)",
+    equation="Definition 1, Table 1",
+    invariant_under=LAYER_SYMMETRIES,
+    typical=None,
+    conventions=CONVENTIONS,
+)
+def kappa(ctx: Context, form: Over = "layers", **options: Any) -> dict[str, Value] | Value:
+    """Squared norm of a layer's weights times the largest eigenvalue of its Hessian."""
+    _refuse_missing(ctx, form)
+    values = _times_squared_norm(ctx, layer_max_eigenvalue(ctx, **options))
+    return values if form == "layers" else largest(values) if form == "max" else _summed(values)
+
+
 @derived(
     layer_trace,
+    _LAYERS_OR_MAX,
     symbol=r"\kappa_\tau^l = \|w^l\|_F^2 \operatorname{Tr} H_l",
     equation="Table 1",
     invariant_under=LAYER_SYMMETRIES,
     conventions=f"{CONVENTIONS}; un-normalised trace",
 )
-def kappa_trace(ctx: Context, **options: Any) -> dict[str, Value]:
-    """Squared norm of a layer's weights times the trace of its Hessian."""
+def kappa_trace(ctx: Context, form: Over = "layers", **options: Any) -> dict[str, Value] | Value:
+    """Squared norm of a layer's weights times the trace of its Hessian.
+
+    The sum over the layers is `kappa_trace_sum`.
+    """
+    _refuse_missing(ctx, form)
+    values = _traces(ctx, **options)
+    return values if form == "layers" else largest(values)
+
+
+def _traces(ctx: Context, **options: Any) -> dict[str, Value]:
     return _times_squared_norm(ctx, layer_trace(ctx, **options))
 
 
-@_of_network(kappa_trace, symbol=r"\kappa_\tau^{\max} = \max_l \|w^l\|_F^2 \operatorname{Tr} H_l")
-def kappa_trace_max(ctx: Context, **options: Any) -> Value:
-    """Squared weight norm times Hessian trace, of the layer where that is largest."""
-    return largest(kappa_trace(ctx, **options))
-
-
 @_of_network(
-    kappa_trace,
+    layer_trace,
+    invariant_under=LAYER_SYMMETRIES,
     symbol=r"\kappa_\tau^{\Sigma} = \sum_l \|w^l\|_F^2 \operatorname{Tr} H_l",
     caption="curvature × layer norm²",
 )
 def kappa_trace_sum(ctx: Context, **options: Any) -> Value:
     """Squared weight norm times Hessian trace, summed over the layers."""
     # With an error of its own: that of independent layers would be wrong, since they share their draws.
-    return network_value(ctx, "kappa_trace", **options, reason=shared_reason(kappa_trace(ctx, **options)))
+    return network_value(ctx, "kappa_trace", **options, reason=shared_reason(_traces(ctx, **options)))
 
 
 @measure(
@@ -139,22 +158,18 @@ def _quantity(reading: str) -> str:
 _of_rho = partial(derived, rho_unit, equation="Table 1", per="layer", conventions=CONVENTIONS)
 
 
-@_of_rho(symbol=r"\rho^l = \max_j w^l(j)^\top H_l\, w^l(j)")
-def rho(ctx: Context, **options: Any) -> dict[str, Value]:
+@_of_rho(_LAYERS_OR_MAX, symbol=r"\rho^l = \max_j w^l(j)^\top H_l\, w^l(j)")
+def rho(ctx: Context, form: Over = "layers", **options: Any) -> dict[str, Value] | Value:
     """Curvature times squared weights of the input of a layer where that is largest; unchanged by rescaling."""
-    return largest_units(rho_unit(ctx, **options))
+    _refuse_missing(ctx, form)
+    values = largest_units(rho_unit(ctx, **options))
+    return values if form == "layers" else largest(values)
 
 
 @_of_rho(symbol=r"\rho_\sigma^l = \sum_j w^l(j)^\top H_l\, w^l(j)")
 def rho_layer_sum(ctx: Context, reading: str = "column", **options: Any) -> dict[str, Value]:
     """Curvature times squared weights, summed over the inputs of a layer; unchanged by rescaling."""
     return layer_values(ctx, f"{_quantity(reading)}_sum", **options)
-
-
-@_of_network(rho_unit, symbol=r"\rho^{\max} = \max_{l,\, j} w^l(j)^\top H_l\, w^l(j)")
-def rho_max(ctx: Context, **options: Any) -> Value:
-    """Curvature times squared weights of the input where that is largest; unchanged by rescaling."""
-    return largest(rho(ctx, **options))
 
 
 @_of_network(rho_unit, symbol=r"\rho^{\Sigma} = \sum_l \sum_j w^l(j)^\top H_l\, w^l(j)", caption="curvature × weights²")

@@ -19,6 +19,7 @@ from flatscope.reports.plots import COLOURS, Plot, hero, legend_above, on_axes, 
 from flatscope.training.benchmarking.leaderboard import RELEASED, Leaderboard, score_number, score_words
 from flatscope.training.benchmarking.recipe import MOST_EPOCHS, SETTINGS, STOPS
 from flatscope.training.benchmarking.scores import CONTROLS, SCORES
+from flatscope.training.populations.population_frame import base_name
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -76,7 +77,8 @@ def leaderboard_sentences(board: Leaderboard) -> list[str]:
         f"{best}.",
         f"{networks} networks" + (f", of which {told_missed}." if told_missed else "."),
     ]
-    ordered = [name for name in ranked if name in declarations() and declarations()[name].direction != "none"]
+    known = declarations()
+    ordered = [name for name in ranked if base_name(name) in known and known[base_name(name)].direction != "none"]
     wrong = [name for name in ordered if all(_sure(board, name, *key) < 0 for key in board.populations)]
     if wrong:
         sentences.append(
@@ -158,7 +160,7 @@ def _ranking(board: Leaderboard, more: str) -> Markup:
     heads = [f"Ψ {data} {stop:g}" for data, stop in board.populations]
     rows, invariances = [], []
     for place, name in enumerate(board.names, start=1):
-        stands = invariance(known.get(name))
+        stands = invariance(known.get(base_name(name)))
         word, kind = INVARIANCE_WORDS[stands]
         invariances.append(stands)
         rows.append(

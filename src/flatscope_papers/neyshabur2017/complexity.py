@@ -31,6 +31,7 @@ NORMS = {
     "l2_path_norm": "ℓ2-path norm",
     "spectral_norm": "spectral norm",
 }
+WITH_WIDTHS = ("l2_path_norm", "spectral_norm")  # norms whose printed capacity counts the widths of the layers
 EPSILON = 0.05
 EPSILONS = (0.001, 0.01, EPSILON, 0.1)
 LEVEL = 0.05  # expected sharpness at which the paper's text reads the divergence off
@@ -75,11 +76,13 @@ def norms(config: Config, store: Store) -> Measured:
     """The four norms over the margin, and the two printed capacities with widths, for several ε of the margin."""
     problem = measured_problem(store, config)
     ctx = Context(problem)
-    names = [*(f"{name}_over_margin" for name in NORMS), "l2_path_norm_capacity", "spectral_norm_capacity"]
     rows = []
     for epsilon in config["norms"]["epsilons"]:
-        table = measure(problem, names, options={name: {"epsilon": epsilon} for name in names}, context=ctx)
-        found = {name.removesuffix("_over_margin"): table[name] for name in names}
+        found: dict[str, float] = {}
+        for form, names, ending in (("over_margin", NORMS, ""), ("capacity", WITH_WIDTHS, "_capacity")):
+            options = {name: {"form": form, "epsilon": epsilon} for name in names}
+            table = measure(problem, list(names), options=options, context=ctx)
+            found |= {f"{name}{ending}": table[name] for name in names}
         rows.append({"epsilon": epsilon, **found})
     frame = pd.DataFrame(rows)
     chosen = next(row for row in rows if row["epsilon"] == EPSILON)

@@ -18,6 +18,7 @@ from flatscope_papers.toml_files import grid
 
 SIZES = grid(__name__)
 WIDTHS = (4, 6, 5, 3)
+NORM = "l2_path_norm"  # of order p by its option
 
 
 def stages(scale: str) -> list[Stage]:
@@ -39,7 +40,7 @@ def products(config: Config, store: Store) -> Measured:
     weights = [value.detach() for value in model.parameters()]
     problem = Problem(model, train=(torch.randn(4, WIDTHS[0], dtype=torch.float64), torch.zeros(4, dtype=torch.long)))
     norms = {
-        outputs: measure(problem, "path_norm", options={"path_norm": {"p": p, "outputs": outputs}})["path_norm"]
+        outputs: measure(problem, NORM, options={NORM: {"p": p, "outputs": outputs}})[NORM]
         for outputs in ("sum", "max")
     }
     drawn = [

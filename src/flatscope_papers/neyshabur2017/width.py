@@ -20,6 +20,7 @@ from flatscope_papers.neyshabur2017.complexity import (
     LEVEL,
     NORMS,
     SHARPNESS,
+    WITH_WIDTHS,
     curves,
     draw_against,
     measured,
@@ -82,7 +83,7 @@ class Move(NamedTuple):
         return Claim(key, self.where, self.statement, number, self.reported, holds=self.holds)
 
 
-CAPACITIES = {f"{name}_capacity": f"{NORMS[name]} with widths" for name in ("l2_path_norm", "spectral_norm")}
+CAPACITIES = {f"{name}_capacity": f"{NORMS[name]} with widths" for name in WITH_WIDTHS}
 RIGHT = "section 3, Figure 4 right"
 MOVES: dict[str, Move] = {
     f"falls_{name}": Move(f"{label} over margin decreases up to 128 hidden units", "decreases", NEGATIVE, name, 32, 128)

@@ -59,7 +59,7 @@ def _config(size: Mapping[str, Any], batch: int, rate: float, seed: int) -> dict
     follow = (
         {"epochs": size["looks"], "measures": list(PER_LAYER), "layers": [*LAYERS, OUTPUT]} if "looks" in size else {}
     )
-    own = {"follow": follow} if follow else {"measures": [*PER_LAYER, *PER_NETWORK]}
+    own = {"follow": follow} if follow else {"measures": list(PER_LAYER)}
     return {
         "data": size["data"],
         "model": {"name": "mlp", "options": {"widths": [784, *WIDTHS, 10]}, "seed": seed},
@@ -82,12 +82,12 @@ def looks(runs: Runs) -> pd.DataFrame:
         train = stored.config["train"]
         if "follow" in stored.config:
             part = stored.frame("followed")
-            for name, of in MADE_OF.items():
-                layers = part[[f"{of}/{layer}" for layer in (*LAYERS, OUTPUT)]]
-                part[name] = layers.max(axis=1) if name.endswith("max") else layers.sum(axis=1)
         else:
             part = pd.DataFrame([dict(stored.metrics)]).rename(columns={"epochs": "epoch"})
             part = part[~part["diverged"].astype(bool)]
+        for name, of in MADE_OF.items() if len(part) else ():
+            layers = part[[f"{of}/{layer}" for layer in (*LAYERS, OUTPUT)]]
+            part = part.assign(**{name: layers.max(axis=1) if name.endswith("max") else layers.sum(axis=1)})
         settings = {
             "network": number,
             "init": "xavier_normal",

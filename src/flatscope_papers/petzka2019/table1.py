@@ -12,7 +12,7 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
-from flatscope import Problem, measure, rescale
+from flatscope import Context, Problem, measure, rescale
 from flatscope.training import Store, stored_problem
 from flatscope_papers import intervals
 from flatscope_papers.claims import Answer
@@ -30,6 +30,12 @@ OF_LAYERS = {
 }
 OF_NEURONS = {"rho_unit": "ρ(j)", "rho": "ρ", "rho_layer_sum": "ρ_σ", "rho_max": "ρ^max", "rho_sum": "ρ^Σ"}
 MEASURES = OF_HESSIAN | OF_LAYERS | OF_NEURONS
+OVER_LAYERS = {  # the measure and the option that give the paper's measures of the network
+    "kappa_max": ("kappa", "max"),
+    "kappa_sum": ("kappa", "sum"),
+    "kappa_trace_max": ("kappa_trace", "max"),
+    "rho_max": ("rho", "max"),
+}
 WAYS: Mapping[str, dict[str, Any]] = {
     "layer": {"by": "layer", "low": 5.0, "high": 25.0},  # factors of the paper's section 3
     "neuron": {"by": "unit", "low": 0.2, "high": 5.0},
@@ -73,7 +79,12 @@ def written_otherwise(config: Config, store: Store) -> Measured:
 
 
 def _values(problem: Problem) -> pd.DataFrame:
-    return measure(problem, list(MEASURES)).to_frame()[["measure", "layer", "unit", "value"]]
+    ctx, tables = Context(problem), []
+    for name in MEASURES:
+        measured, form = OVER_LAYERS.get(name, (name, ""))
+        options = {measured: {"form": form}} if form else {}
+        tables.append(measure(problem, measured, options=options, context=ctx).to_frame().assign(measure=name))
+    return pd.concat(tables, ignore_index=True)[["measure", "layer", "unit", "value"]]
 
 
 def changes(before: pd.DataFrame, after: pd.DataFrame) -> list[dict[str, Any]]:

@@ -38,7 +38,8 @@ from flatscope.training.sweeps.work import stored_problem, train_and_measure
 
 pytestmark = pytest.mark.long
 
-QUICK = ["l2_norm", "path_norm", "parameter_count", "distance_from_initialization"]
+QUICK = ["l2_norm", "l2_path_norm", "parameter_count", "distance_from_initialization"]
+OF_QUICK = ["parameter_count[form=vc_dimension]"]  # these networks have no positive margin
 
 
 # --- the design
@@ -156,7 +157,7 @@ def largest_weight(ctx: object) -> float:
 def test_a_population_is_built_scored_and_joined(soon: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = str(tmp_path / "store")
     board = leaderboard.rebuild(tmp_path, store, workers=0)
-    assert set(board.names) == {*QUICK, *CONTROLS}
+    assert set(board.names) == {*QUICK, *OF_QUICK, *CONTROLS}
     assert (tmp_path / leaderboard.POPULATION_FILE).stat().st_size < 100_000
     again = leaderboard.rebuild(tmp_path, store, workers=0)  # nothing is left to do: the same numbers
     assert board.to_frame().equals(again.to_frame())
@@ -167,7 +168,7 @@ def test_a_population_is_built_scored_and_joined(soon: None, tmp_path: Path, mon
     monkeypatch.setattr(leaderboard, "released_population", lambda: (population, meta))
     monkeypatch.setattr(leaderboard, "released_leaderboard", lambda few: board)
     joined = benchmark(largest_weight, networks="all", store=store, workers=0)
-    assert {*QUICK, ORACLE, CHANCE, "largest_weight"} == set(joined.names)
+    assert {*QUICK, *OF_QUICK, ORACLE, CHANCE, "largest_weight"} == set(joined.names)
     row = joined.row("largest_weight", "digits", 1.0, "tau")
     assert row is not None
     assert math.isfinite(row["value"])
@@ -175,16 +176,16 @@ def test_a_population_is_built_scored_and_joined(soon: None, tmp_path: Path, mon
     assert np.isfinite(values["largest_weight"]).all()
     assert not np.allclose(values["largest_weight"][1], values["rescaled.largest_weight"][1])
     with pytest.raises(InputError, match="not taken"):
-        benchmark(lambda_named("path_norm"), store=store)
+        benchmark(lambda_named("l2_path_norm"), store=store)
     with pytest.raises(InputError, match="a number"):
         benchmark(lambda_named("words", "many"), networks="all", store=store, workers=0)
 
 
 def test_a_first_look_needs_no_download(soon: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FLATSCOPE_DATA", str(tmp_path / "nothing"))
-    asked = [largest_weight, "path_norm"]
+    asked = [largest_weight, "l2_path_norm"]
     board = benchmark(asked, networks=8, data="digits", store=str(tmp_path / "store"), workers=0)
-    assert set(board.names) == {"largest_weight", "path_norm", ORACLE, CHANCE}
+    assert set(board.names) == {"largest_weight", "l2_path_norm", ORACLE, CHANCE}
     assert {data for data, _ in board.populations} == {"digits"}
     assert "do not put these" in board.headline
     assert board.headline.startswith(("largest_weight: place", "largest_weight: no score"))
@@ -386,17 +387,28 @@ def test_all_measures_of_a_board_were_taken_of_the_same_networks() -> None:
 
 
 def test_any_smaller_design_is_scored_from_the_table() -> None:
-    board = benchmark(["path_norm", "geometric_marg*"], networks=16)
+    board = benchmark(["l2_path_norm", "geometric_marg*"], networks=16)
     assert board.meta["networks"] == 16
-    assert set(board.names) == {"path_norm", "geometric_margin", ORACLE, CHANCE}
+    assert set(board.names) == {"l2_path_norm", "geometric_margin", ORACLE, CHANCE}
+
+
+def test_a_form_of_a_measure_is_scored_by_its_label() -> None:
+    label = "l2_path_norm[form=over_margin]"
+    board = benchmark([label, "margin"])
+    assert set(board.names) == {label, "margin", ORACLE, CHANCE}
+    assert benchmark("l2_path_norm").names == [ORACLE, "l2_path_norm", CHANCE]
+    assert {label, "kappa[form=max]", "spectral_norm[form=lipschitz_l2]"} <= set(benchmark().names)
+    with pytest.raises(InputError, match="l2_path_norm"):
+        benchmark("l2_path_norm[form=half]")
 
 
 def test_released_scores_are_those_of_the_released_table() -> None:
     population, _ = released_population()
     part = with_controls(population)
     part = part[(part["data"] == "cifar10") & (part["stop"] == 0.01)]
-    again = score_all(part, ["path_norm", "margin"])
-    board = released_leaderboard().only(["path_norm", "margin"]).to_frame()
+    chosen = ["l2_path_norm", "margin", "certified_radius", "kappa[form=sum]"]
+    again = score_all(part, chosen)
+    board = released_leaderboard().only(chosen).to_frame()
     board = board[(board["data"] == "cifar10") & (board["stop"] == 0.01)].reset_index(drop=True)
     order = ["measure", "score"]
     pd.testing.assert_frame_equal(
@@ -413,16 +425,16 @@ def test_the_page_shows_every_measure_and_needs_nothing_else() -> None:
 
 
 def test_results_come_back_from_files(tmp_path: Path) -> None:
-    board = benchmark(["path_norm", "margin"])
+    board = benchmark(["l2_path_norm", "margin"])
     for ending in Leaderboard.READABLE:
         board.save(tmp_path / f"board{ending}")
         assert Leaderboard.load(tmp_path / f"board{ending}") == board
 
 
 def test_the_command_shows_chosen_measures(run: Run, tmp_path: Path) -> None:
-    shown = run("benchmark", "path_norm", "l2_*", "--json").out
+    shown = run("benchmark", "l2_path_norm", "l2_*", "--json").out
     names = {row["measure"] for row in json.loads(shown)["rows"]}
-    assert {"path_norm", "l2_norm", ORACLE, CHANCE} <= names
+    assert {"l2_path_norm", "l2_norm", ORACLE, CHANCE} <= names
     whole = run("benchmark").out
     assert whole.startswith(f"{benchmark().names[1]} ranks networks most as the gap does")
     # No column is cut off, and controls have no place.

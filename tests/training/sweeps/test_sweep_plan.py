@@ -82,7 +82,7 @@ def test_mistakes_in_a_plan(change: dict[str, Any], message: str) -> None:
         ("epochs = 5", "epochs = 5\nlrr = 1", "'lrr'. Did you mean lr"),
         ("train.lr", "train.lrr", "'lrr'. Did you mean lr"),
         ("[0.05, 0.1, 0.2]", "[0.05, 0.1, -0.2]", "trial 8, "),
-        ('"path_norm"', '"path_nrom"', "path_norm"),
+        ('"l2_path_norm"', '"l2_path_nrom"', "l2_path_norm"),
         ('name = "mlp"', 'name = "mpl"', "Did you mean mlp"),
         ('name = "mlp"', 'name = "absent.py:net"', "no such file"),
         ("widths =", "width =", "Did you mean widths"),
@@ -92,7 +92,7 @@ def test_mistakes_in_a_plan(change: dict[str, Any], message: str) -> None:
         ("[base.train]", "[base.trian]\n[base.train]", "one of data, labels, model"),
         ("[base.train]", '[base.init]\nscheme = "xavierr"\n[base.train]', "xavier"),
         ("[base.train]", "[base.labels]\nconfusion = 3\nsize = 4\n[base.train]", "true_size"),
-        ("[base.train]", "[base.measure_options.path_norm]\nq = 2\n[base.train]", "option of path_norm"),
+        ("[base.train]", "[base.measure_options.l2_path_norm]\nq = 2\n[base.train]", "option of l2_path_norm"),
     ],
 )
 def test_a_slip_in_a_sweep_is_one_error_before_any_trial(

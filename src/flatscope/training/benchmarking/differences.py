@@ -20,6 +20,7 @@ from flatscope.stats.estimate import Codes, Floats, coded
 from flatscope.stats.sign_agreement import pairs_by_one, shared_error
 from flatscope.training.benchmarking.recipe import SETTINGS
 from flatscope.training.benchmarking.scores import BASELINES, SIGNS, TARGET
+from flatscope.training.populations.population_frame import base_name
 
 # Settings whose change makes each difference.
 CHANGED: dict[str, tuple[str, ...]] = {
@@ -130,7 +131,8 @@ def counting(parts: Sequence[PairedNetworks], names: Sequence[str], kind: str) -
     """Measures that rank such pairs rightly more often than wrongly, beyond chance; controls and baselines never."""
     known, chosen = declarations(), []
     for name in names:
-        if name in known and known[name].direction != "none":
+        entry = known.get(base_name(name))
+        if entry is not None and entry.direction != "none":
             value, error, _ = agreement(parts, [_single(part.frame, name) for part in parts], CHANGED[kind])
             if _ends(value, error)[0] > 0:
                 chosen.append(name)
@@ -146,7 +148,7 @@ def _together(frame: pd.DataFrame, names: Sequence[str]) -> Vote:
     """The mean over families of the mean of their measures' signs."""
     known, families = declarations(), dict[str, list[Floats]]()
     for name in names:
-        families.setdefault(known[name].family, []).append(_turned(frame, name))
+        families.setdefault(known[base_name(name)].family, []).append(_turned(frame, name))
 
     def vote(first: Codes, second: Codes) -> Floats:
         total = np.zeros(len(first))
@@ -159,8 +161,8 @@ def _together(frame: pd.DataFrame, names: Sequence[str]) -> Vote:
 
 def _turned(frame: pd.DataFrame, name: str) -> Floats:
     """A column with the sign with which it should rise with the gap."""
-    known = declarations()
-    direction = known[name].direction if name in known else BASELINES.get(name, "lower")
+    entry = declarations().get(base_name(name))
+    direction = BASELINES.get(name, "lower") if entry is None else entry.direction
     values = frame[name].to_numpy(dtype=float)
     return SIGNS[direction] * np.where(np.isfinite(values), values, math.nan)
 

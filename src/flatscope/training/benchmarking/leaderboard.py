@@ -49,8 +49,10 @@ from flatscope.training.benchmarking.scores import (
     CONTROLS,
     ORACLE,
     SECOND,
+    columns_named,
     place_words,
     score_all,
+    valued,
     with_controls,
 )
 from flatscope.training.sweeps.store import Store
@@ -74,7 +76,7 @@ class Leaderboard(Result):
 
     Example:
         >>> import flatscope as fs
-        >>> board = fs.benchmark(["path_norm", "l2_norm"])
+        >>> board = fs.benchmark(["l2_path_norm", "l2_norm"])
         >>> board.names[0], board.names[-1]
         ('oracle', 'chance')
     """
@@ -192,8 +194,9 @@ def benchmark(
     others on these very networks.
 
     Args:
-        measures: names or globs of measures; "file.py:function", or a function of a `Context` that gives a number,
-            declared with `@measure` or not (then low is taken to be good); None for all of the library.
+        measures: names or globs of measures, also as "l2_norm[form=over_margin]" where the released table has that
+            option; "file.py:function", or a function of a `Context` that gives a number, declared with `@measure` or
+            not (then low is taken to be good); None for all of the library.
         networks: how many of the population, a power of 2 from 8 to 1,024, or "all". By default all; 64 for functions
             of your own; 128 where measures of cost "long" are named, which were taken of these only.
         data: "digits": networks of the same recipe on the embedded digits, trained here, for a first look without a
@@ -204,15 +207,15 @@ def benchmark(
 
     Example:
         >>> import flatscope as fs
-        >>> fs.benchmark("path_norm").names
-        ['oracle', 'path_norm', 'chance']
+        >>> fs.benchmark("l2_path_norm").names
+        ['oracle', 'l2_path_norm', 'chance']
     """
     own, named = _own_and_named(measures)
     if data is not None:
         return _on_embedded(own, named, data, _count(networks, OWN_NETWORKS), store, workers)
     table, _ = released_population()
     baselines = [] if own or named else [*BASELINES, SECOND]
-    chosen = [entry.name for entry in select(named)] if named else [name for name in declarations() if name in table]
+    chosen = columns_named(table, named)
     later = [name for name in chosen if name not in table and name in named]  # declared after the release
     own |= {name: declarations()[name].function for name in later}
     few = bool(named) and not set(chosen) <= set(valued(table))
@@ -297,12 +300,6 @@ def _count(given: int | str | None, otherwise: int | str) -> int | None:
     if isinstance(count, str) and count != "all":
         raise InputError('a number of networks, or "all"', repr(count), where="benchmark, networks")
     return None if isinstance(count, str) else count
-
-
-def valued(population: pd.DataFrame) -> list[str]:
-    """Measures that were taken of these networks, not of a few of them."""
-    there = population[population["reached"]]
-    return [name for name in declarations() if name in there and there[name].notna().mean() > 0.5]
 
 
 def _scored(population: pd.DataFrame, names: list[str]) -> Leaderboard:

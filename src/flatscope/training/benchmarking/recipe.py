@@ -20,11 +20,14 @@ import numpy as np
 import pandas as pd
 from torch import Tensor, nn
 
+from flatscope.context import Context
 from flatscope.errors import InputError
+from flatscope.formatting import labelled
 from flatscope.measuring import measure
 from flatscope.problem import Problem
 from flatscope.registry import declarations
 from flatscope.symmetries.scaling import rescale
+from flatscope.table import options_text
 from flatscope.training.evaluation import evaluate
 from flatscope.training.population import PopulationView, train_population
 from flatscope.training.sweeps.engines import run_units
@@ -77,6 +80,20 @@ OPTIONS: dict[str, dict[str, Any]] = {
     **{name: {"restarts": 1, "steps": 10} for name in ("adaptive_sharpness", "epsilon_flatness", "psi_epsilon")},
     **{name: {"draws": 50} for name in ("expected_flatness", "psi_expected")},
 }
+# What is taken of a measure besides, with other options.
+FORMS: tuple[tuple[str, dict[str, Any]], ...] = (
+    *(
+        (name, {"form": form})
+        for name in ("l1_path_norm", "l2_path_norm", "l2_norm", "spectral_norm", "l1_inf_norm", "group_norm")
+        for form in ("over_margin", "capacity")
+    ),
+    ("spectral_norm", {"form": "lipschitz_l2"}),
+    ("parameter_count", {"form": "vc_dimension"}),
+    ("kappa", {"form": "max"}),
+    ("kappa", {"form": "sum"}),
+    ("kappa_trace", {"form": "max"}),
+    ("rho", {"form": "max"}),
+)
 # More than 5 s for each network, and with shorter chains not to be trusted: an hour beside the hour of all others.
 LEFT_OUT = {"local_learning_coefficient", "wbic"}
 # As version 0.2 called it: stores find their networks by this name, and `find_factory` knows where the function is now.
@@ -202,9 +219,21 @@ def measure_networks(configs: list[Config], store: Store, report: Report) -> Non
         if store.read(config["network"]).metrics["reached"]:
             problem = stored_problem(store, config["network"])
             problem = rescaled_twin(problem, config["network"]["model"]["seed"]) if config["rescaled"] else problem
-            metrics = {"measured": measure(problem, config["measures"], options=config["options"]).one_each()}
+            metrics = {"measured": _numbers(problem, config["measures"], config["options"])}
         store.write(config, metrics | {"core_seconds": time.process_time() - begun})
         report((number + 1) / len(configs), "measuring")
+
+
+def _numbers(problem: Problem, names: Sequence[str], options: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
+    """One number per measure, and per form of those that have several."""
+    ctx = Context(problem)
+    found = measure(problem, names, options=options, context=ctx).one_each()
+    for name, form in FORMS:
+        if name in names:
+            table = measure(problem, name, options={name: {**options.get(name, {}), **form}}, context=ctx)
+            found[labelled(name, options_text(form))] = table.one_each()[name]
+    ctx.forget()
+    return found
 
 
 def rescaled_twin(problem: Problem, seed: int) -> Problem:

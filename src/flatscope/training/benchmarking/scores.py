@@ -7,6 +7,7 @@ no network, since a setting has two values and every combination of settings was
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.resources import files
@@ -16,7 +17,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from flatscope.registry import declarations
+from flatscope.registry import declarations, select
 from flatscope.stats import (
     Estimate,
     conditional_mutual_information,
@@ -25,6 +26,7 @@ from flatscope.stats import (
     sign_error,
 )
 from flatscope.training.benchmarking.recipe import RESCALED, SETTINGS, STOPS
+from flatscope.training.populations.population_frame import base_name
 
 TARGET = "gap"
 # What each says, and the best that can be reached.
@@ -78,18 +80,41 @@ def with_controls(population: pd.DataFrame) -> pd.DataFrame:
     return population.assign(**made, **{SECOND: np.where(there, again, math.nan)})
 
 
+def columns_named(table: pd.DataFrame, named: Sequence[str]) -> list[str]:
+    """Columns by their names, and measures by names or globs; all columns of measures where nothing is named."""
+    known = of_measures(table)
+    chosen = [[name] if name in known else [entry.name for entry in select(name)] for name in named]
+    return list(dict.fromkeys(itertools.chain(*chosen))) if named else known
+
+
+def of_measures(table: pd.DataFrame) -> list[str]:
+    """Columns of measures, with options in brackets, those of one measure together; not those of rescaled twins."""
+    columns: dict[str, list[str]] = {name: [] for name in declarations()}
+    for column in table.columns:
+        if not column.startswith(RESCALED) and base_name(column) in columns:
+            columns[base_name(column)].append(column)
+    return list(itertools.chain(*columns.values()))
+
+
+def valued(population: pd.DataFrame) -> list[str]:
+    """Columns of measures that were taken of these networks, not of a few of them."""
+    there = population[population["reached"]]
+    return [name for name in of_measures(there) if there[name].notna().mean() > 0.5]
+
+
 def score_all(population: pd.DataFrame, names: Iterable[str]) -> pd.DataFrame:
     """All scores of these columns of a population, for each of its data sets and stops.
 
     Args:
         population: a row per network and stop: settings, `gap`, a column per measure, and `rescaled.…` of twins.
-        names: columns of measures; of those that are not declared, low is taken to be good.
+        names: columns of measures, with options in brackets; of those that are not declared, low is taken to be good.
     """
     known = {name: entry.direction for name, entry in declarations().items()}
+    directions = {name: known.get(base_name(name), BASELINES.get(name, "lower")) for name in names}
     rows = []
     for (data, stop), part in population[population["reached"]].groupby(["data", "stop"], sort=False):
-        for name in names:
-            sign, twins = SIGNS[known.get(name, BASELINES.get(name, "lower"))], stop == STOPS[-1]
+        for name, direction in directions.items():
+            sign, twins = SIGNS[direction], stop == STOPS[-1]
             scores = _chance(part, twins=twins) if name == CHANCE else _scores(part, name, sign, twins=twins)
             for score, found in scores.items():
                 ends = (found.value, found.low, found.high, found.n, found.note)

@@ -163,7 +163,7 @@ def comparable(column: pd.Series[Any]) -> pd.Series[Any]:
 
 
 def base_name(column: str) -> str:
-    """`psi_trace[rule=cyclic]`, `kappa/fc1`, `metrics.kappa_sum` → the measure's own name."""
+    """`psi_trace[rule=cyclic]`, `kappa/fc1`, `metrics.rho_sum` → the measure's own name."""
     return re.split(r"[\[{/:@ ]", column, maxsplit=1)[0].rpartition(".")[2]
 
 

@@ -37,7 +37,7 @@ from flatscope.inputs.loading import Data, load
 from flatscope.inputs.public_sets import EMBEDDED, data_root, locate
 from flatscope.measuring import bounds, measure
 from flatscope.problem import Problem
-from flatscope.registry import declarations, select
+from flatscope.registry import declarations, select, unknown_name
 from flatscope.table import Table
 from flatscope.training import models
 from flatscope.training.initialization import schemes
@@ -287,7 +287,9 @@ def check_parts(config: Config) -> None:
         if not isinstance(config[name].get("name"), str):
             raise InputError("a name", repr(config[name].get("name")), where=f"configuration, {name}")
     known = declarations() | declarations("bound")
-    _refuse_unknown(config.get("measure_options") or {}, known, "measure in measure_options")
+    for name in config.get("measure_options") or {}:
+        if name not in known:
+            raise unknown_name(name, known, "measure in measure_options")
 
 
 def check_configs(configs: Iterable[Config], where: str) -> None:
