@@ -82,6 +82,8 @@ def test_losses_far_apart_are_said_once_with_what_to_do_and_drawn_nowhere() -> N
     assert "at about the same loss" in found.headline
     (plot,) = comparison_plot(found.tables, {}, [name for names in found.not_comparable().values() for name in names])
     assert [line[0] for line in plot.rows] == ["margin"]
+    low, high = plot.make().axes[0].get_xlim()
+    assert low < 0.5 < 2 < high, "nothing to read the factor of 0.67 by"
 
 
 @pytest.mark.parametrize(("high", "due"), [(0.14, []), (0.16, ["loss"]), (0.9, ["loss"])])

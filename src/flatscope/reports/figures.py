@@ -95,6 +95,8 @@ def comparison_plot(tables: Mapping[str, Table], colours: Colours, left_out: Col
         ax.tick_params(axis="y", length=0)
         ax.set_ylim(len(data.measures) - 0.4, -0.6)
         ax.margins(x=0.06)
+        low, high = ax.get_xlim()
+        ax.set_xlim(min(0.45, low), max(2.2, high))  # marks to read factors by, and small ones look small
         if len(data.networks) > 1:
             legend_above(ax)
 
