@@ -329,6 +329,22 @@ def test_a_state_dict_without_checksums_is_remarked_on(tmp_path: Path) -> None:
 ESCAPES = "evil\x1b]0;title\x1b\\\x1b[2J\x9b31m\u202ecod\r"
 
 
+def with_a_hostile_layer(folder: Path) -> list[list[object]]:
+    """Commands that show the names of a network's layers."""
+    words = ["from torch import nn", "def build():", "    model = nn.Sequential(nn.Flatten())"]
+    words += [f"    model.add_module({ESCAPES.replace('.', '')!r}, nn.Linear(64, 10))", "    return model"]
+    (folder / "mine.py").write_text("\n".join(words))
+    torch.save({}, folder / "none.pt")
+    network = ["--model", f"{folder / 'mine.py'}:build", "--data", "digits", "--train-size", 20]
+    return [
+        ["measure", *network, "-m", "layer_trace", "-m", "l2_norm"],
+        ["explain", *network],
+        ["sensitivity", *network, "--bits", 4, "--sparsity", 0, "--mean-bits", 4],
+        ["diagonal", *network, "--out", folder / "d.safetensors"],
+        ["forecast", *network, "--to", folder / "none.pt"],
+    ]
+
+
 def test_no_name_in_a_file_reaches_the_terminal_raw(tmp_path: Path, run: Run) -> None:
     safetensors.torch.save_file({ESCAPES: torch.ones(2)}, tmp_path / "w.safetensors")
     np.savez(tmp_path / "x.npz", **{ESCAPES: np.ones(2)})
@@ -336,7 +352,8 @@ def test_no_name_in_a_file_reaches_the_terminal_raw(tmp_path: Path, run: Run) ->
     pd.DataFrame(rows).to_csv(tmp_path / "looks.csv", index=False)
     _, store = sweep(tmp_path)
     store.fail({"x": 9}, f"ValueError: {ESCAPES}")
-    network = ["measure", "--model", "mlp", "--data", "digits", "--train-size", 20, "--flatten", "-m", "margin"]
+    model = ["--model", "mlp", "--model-option", "widths=64,8,10"]
+    network = ["measure", *model, "--data", "digits", "--train-size", 20, "--flatten", "-m", "margin"]
     seen = [
         run(*network, "--weights", tmp_path / "w.safetensors"),
         run("measure", "--model", "mlp", "--data", tmp_path / "x.npz", "-m", "margin"),
@@ -344,8 +361,11 @@ def test_no_name_in_a_file_reaches_the_terminal_raw(tmp_path: Path, run: Run) ->
         run("atlas", tmp_path / "looks.csv", "--target", ESCAPES, "-m", "margin"),
         run("sweep", "status", "--store", store.root),
         run("--debug", *network, "--weights", tmp_path / "w.safetensors"),
+        run("stability", "--weights", tmp_path / "w.safetensors", *network[1:-2], "--lr", 0.1),
+        *(run(*words) for words in with_a_hostile_layer(tmp_path)),
     ]
-    assert any("evil" in each.err for each in seen)
+    assert "evil" in seen[0].err
+    assert sum("evil" in each.out + each.err for each in seen) >= 8
     for each in seen:
         for text in (each.out, each.err):
             assert not set(text) & set("\x1b\x9b\u202e\r\x07")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from flatscope import FlatscopeError, InputError
-from flatscope.cli.output import check_place, show_error, show_grid, show_note
+from flatscope.cli.output import check_place, show_error, show_grid, show_note, show_text
 from flatscope.errors import DataFileError, UnknownNameError
 from flatscope.extend import numbered
 
@@ -151,7 +151,7 @@ def judge(
             for finding in after.findings:
                 old, new = verdicts.get(finding.claim.key, "new"), finding.verdict
                 if old != new:
-                    typer.echo(f"{name} at {scale} scale, {finding.claim.key}: {old} → {new}")
+                    show_text(f"{name} at {scale} scale, {finding.claim.key}: {old} → {new}")
 
 
 @app.command("show")
@@ -279,7 +279,7 @@ def _show(result: StudyResult) -> None:
     keys = ("where", "statement", "reported", "found", "runs", "verdict")
     show_grid(header, [[row[key] for key in keys] for row in result.rows()], title=f"{result.name}, {result.how}")
     counting = sum(finding.counts for finding in result.findings)
-    typer.echo(f"{numbered(counting, 'claim')} that count: {result.counts}" if counting else "no claims that count")
+    show_text(f"{numbered(counting, 'claim')} that count: {result.counts}" if counting else "no claims that count")
     if result.scale == "smoke":
         show_note("smoke scale shows that the study runs and judges nothing: --scale small, or flatscope study show")
 
@@ -329,11 +329,11 @@ def _show_papers(saved: Mapping[str, Mapping[str, StudyResult]], papers: list[st
         ]
         typer.echo(f"{FOUR_PAPERS[paper]}: {paper_words(paper).title}\n{paper_words(paper).says}")
         show_grid(["verdict", "claim", "paper", "here", "scale", "study"], rows)
-        typer.echo(f"{badge(found)}: {counted(e.finding.verdict for e in found if e.finding.counts)}\n")
+        show_text(f"{badge(found)}: {counted(e.finding.verdict for e in found if e.finding.counts)}\n")
 
 
 def _list(title: str, entries: Iterable[str]) -> None:
     """A heading with one entry per line below, where there are any."""
     lines = [entry for entry in entries if entry]
     if lines:
-        typer.echo("\n".join(["", title, *(f"  {line}" for line in lines)]))
+        show_text("\n".join(["", title, *(f"  {line}" for line in lines)]))

@@ -184,6 +184,11 @@ def _write(result: Result, given: OutputOptions, page: object, beside: Mapping[s
         show_note(f"report written to {path}")
 
 
+def show_text(text: str, err: bool = False) -> None:
+    """Lines on stdout, or stderr, as wide as they are: what somebody else may have written among them."""
+    typer.echo(printable(text), err=err)
+
+
 def show_headline(headline: str) -> None:
     """The answer first, its first line in bold."""
     for number, line in enumerate(headline.splitlines()):

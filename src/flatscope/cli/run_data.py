@@ -6,7 +6,7 @@ from pathlib import Path
 
 import typer
 
-from flatscope.cli.output import show_grid, show_note
+from flatscope.cli.output import show_grid, show_note, show_text
 from flatscope.formatting import numbered
 from flatscope.inputs import loading as data_sets
 
@@ -27,7 +27,7 @@ def fetch_set(name: str, data_root: Path | None) -> None:
     """Download a data set."""
     paths = data_sets.fetch(name, data_root)
     for path in paths:
-        typer.echo(str(path))
+        show_text(str(path))
     if not paths:
         show_note(f"{name} is embedded: there is nothing to download")
 

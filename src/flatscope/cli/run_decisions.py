@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-import typer
-
 from flatscope.cli.decision_options import DiagonalCommand, ForecastCommand, SensitivityCommand
-from flatscope.cli.output import check_outputs, check_place, deliver, note_missing_weights, show_grid, show_note
+from flatscope.cli.output import (
+    check_outputs,
+    check_place,
+    deliver,
+    note_missing_weights,
+    show_grid,
+    show_note,
+    show_text,
+)
 from flatscope.cli.sources import load_problem, network_meta
 from flatscope.decisions.diagonal import MATRICES, diagonal
 from flatscope.decisions.forecast import Forecast, forecast
@@ -43,7 +49,7 @@ def run_sensitivity(given: SensitivityCommand) -> None:
     note_missing_weights(given.model, given.weights)
 
     def show() -> None:
-        typer.echo(f"{found.headline}\n")
+        show_text(f"{found.headline}\n")
         show_grid(*found.cells())
 
     deliver(found, given, show)
@@ -60,7 +66,7 @@ def _choose(found: Sensitivity, given: SensitivityCommand) -> None:
     if not given.as_json:  # before it is written: a disk that is full costs the files alone
         rows = [[layer, "as it is" if layer in allocation.unchanged else str(b)] for layer, b in allocation.items()]
         show_grid(["layer", "bits"], rows, title=f"{allocation.mean_bits:.3g} bits a weight")
-        typer.echo(rounded.headline)
+        show_text(rounded.headline)
     if given.allocation_out is not None:
         allocation.save(given.allocation_out)
         show_note(f"bits by layer written to {given.allocation_out}")
@@ -79,7 +85,7 @@ def run_forecast(given: ForecastCommand) -> None:
     note_missing_weights(given.model, given.weights)
 
     def show() -> None:
-        typer.echo(f"{found.headline}\n")
+        show_text(f"{found.headline}\n")
         show_grid(*found.cells())
 
     deliver(found, given, show)
@@ -96,4 +102,4 @@ def run_diagonal(given: DiagonalCommand) -> None:
     note_missing_weights(given.model, given.weights)
     found.save(given.out)
     show_note(f"diagonal written to {given.out}")
-    typer.echo(found.headline)
+    show_text(found.headline)

@@ -27,6 +27,7 @@ from flatscope.cli.output import (
     show_grid,
     show_headline,
     show_note,
+    show_text,
 )
 from flatscope.cli.sources import (
     asked_measures,
@@ -150,7 +151,7 @@ def _shown_as_they_come(speaks: bool) -> measuring.Watch:
                 words = [
                     (f"{c.text} ± {c.stderr}" if c.stderr else c.text, c.extent, c.reason) for c in line.cells if c
                 ]
-                typer.echo(f"{line.label}: {', '.join(filter(None, *words))}", err=True)
+                show_text(f"{line.label}: {', '.join(filter(None, *words))}", err=True)
 
     return watch
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from flatscope.cli.output import check_folder, check_outputs, command_line, deliver, show_grid, show_note
+from flatscope.cli.output import check_folder, check_outputs, command_line, deliver, show_grid, show_note, show_text
 from flatscope.cli.population_options import AtlasCommand, BenchmarkCommand
 from flatscope.disk import read_with_sum
 from flatscope.errors import InputError, refuse_unknown
@@ -112,8 +112,8 @@ def run_benchmark(given: BenchmarkCommand) -> None:
 
     def show() -> None:
         for sentence in leaderboard_sentences(board):
-            print(sentence)
+            show_text(sentence)
         show_grid(*board.cells())
-        print(SCORES_SHOWN)
+        show_text(SCORES_SHOWN)
 
     deliver(board, given, show, page=page)

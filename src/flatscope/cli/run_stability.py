@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from flatscope.cli.options import INITIAL_FILE, KEPT_FOLDER, StabilityCommand
-from flatscope.cli.output import check_outputs, command_line, deliver, show_grid, show_note
+from flatscope.cli.output import check_outputs, command_line, deliver, show_grid, show_note, show_text
 from flatscope.cli.sources import load_model, load_source, parse_model_options
 from flatscope.disk import MOST_TEXT, read_file
 from flatscope.errors import InputError, Interrupted
@@ -85,7 +85,7 @@ def run_stability(given: StabilityCommand) -> None:
 
     def show() -> None:
         for sentence in found.summary().splitlines():
-            print(sentence)
+            show_text(sentence)
         show_grid(*found.cells())
 
     deliver(found, given, show, unfinished=stopped is not None)
