@@ -13,6 +13,7 @@ import pandas as pd
 import pytest
 import torch
 from decision_networks import LOSSES, NETWORKS, dense_block, lora, merged_lora, sample_losses, tied
+from scipy.special import ndtri, stdtrit
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.utils.data import DataLoader, TensorDataset
@@ -51,7 +52,7 @@ def test_every_number_is_its_dense_twin(name: str) -> None:
     params = {key: value.detach() for key, value in model.named_parameters()}
     before = sample_losses(name, model, x, y)
     for row in frame[frame["what"] != "50 % pruned by OBD"].to_dict("records"):
-        weight = row["weight"].removeprefix("acting:").replace("/", ".")
+        weight = row["weight"].partition("[")[0]
         value, moved = params[weight], params[weight].clone()
         if row["what"] == "50 % pruned":
             order = value.abs().reshape(-1).argsort(stable=True)
@@ -88,7 +89,8 @@ def test_errors_are_those_of_the_paired_samples() -> None:
     weight = dict(model.named_parameters())["0.weight"].detach()
     moved = {"0.weight": rounded_by_hand(weight, 3)}
     rises = (sample_losses("mlp", model, x, y, moved) - sample_losses("mlp", model, x, y)).detach()
-    assert row["measured_stderr"] >= float(rises.std()) / len(x) ** 0.5  # widened as Student's are
+    widened = float(rises.std()) / len(x) ** 0.5 * stdtrit(len(x) - 1, 0.975) / ndtri(0.975)  # as Student's are
+    assert row["measured_stderr"] == pytest.approx(widened, rel=1e-12)
     assert row["measured_stderr"] < 1.2 * float(rises.std()) / len(x) ** 0.5
     apart = [float(sample_losses("mlp", model, x, y, m).detach().std()) for m in ({}, moved)]
     unpaired = math.hypot(*apart) / len(x) ** 0.5
@@ -192,6 +194,41 @@ def test_applying_rounds_views_and_tied_tables_in_place() -> None:
     assert rounded.sum_of_rises == pytest.approx(s.to_frame().query("bits == 2")["measured"].sum())
     assert torch.equal(rounded(x), rounded.model(x))
     assert "one by one" in rounded.headline
+
+
+class Sliced(nn.Module):
+    """Layers that are parts of one parameter, a vector that is cut and bent, a transposed and a computed weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.both, self.second = nn.Parameter(torch.randn(9, 4)), nn.Parameter(torch.randn(4, 5))
+        self.flat = nn.Parameter(torch.randn(45))
+        self.a, self.b = nn.Parameter(torch.randn(3, 2)), nn.Parameter(torch.randn(2, 5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(nn.functional.linear(x, self.both[:4])) + torch.relu(nn.functional.linear(x, self.both[5:]))
+        x = torch.relu(x @ self.second)
+        x = torch.relu(nn.functional.linear(x, self.flat[:20].view(4, 5)))
+        x = torch.relu(x @ self.flat[25:].view(4, 5))
+        return nn.functional.linear(x, self.a @ self.b)
+
+
+def test_a_file_says_where_a_weight_stands_in_the_users_model(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, x, y = Sliced().double(), torch.randn(20, 4).double(), torch.randint(3, (20,))
+    s = fs.sensitivity(fs.Problem(model, train=(x, y)), bits=(3,), sparsity=())
+    places = ["both[:4]", "both[5:]", "second[:].T", "flat[:20].view(4, 5)", "flat[25:].view(4, 5).T", ""]
+    assert list(s.to_frame()["weight"]) == places
+    layers = s.layers[:5]
+    s.allocate(3, layers=layers).save(tmp_path / "a.json")
+    assert fs.Allocation.load(tmp_path / "a.json").weights == dict(zip(layers, places, strict=False))
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    for layer in json.loads((tmp_path / "a.json").read_text())["layers"].values():
+        weight = eval(f"whole{layer['part']}", {"whole": state[layer["weight"]]})
+        weight.copy_(rounded_by_hand(weight, 3))
+    rounded = s.apply(model, dict.fromkeys(layers, 3)).state_dict()
+    for name, value in state.items():
+        torch.testing.assert_close(rounded[name], value, rtol=1e-12, atol=0)
 
 
 def small_frame(rises: dict[tuple[str, int], float], sizes: dict[str, int], stderr: float = 0.0) -> fs.Sensitivity:

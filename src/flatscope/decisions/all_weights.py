@@ -15,7 +15,8 @@ from flatscope.network.layers import ACTING
 from flatscope.params import Params
 from flatscope.problem import Problem
 
-_SLICE = re.compile(r"(?P<name>.*?)(?:\[\d+:\])?(?:#\d+)?$")
+_INDEX = r"\d*:?\d*"
+_PART = re.compile(rf"(?P<name>[^\[#]+)(?:\[(?P<part>{_INDEX}(?:, {_INDEX})*)\]|\[a part\])?(?:#\d+)?")
 
 
 def unfrozen(problem: Problem) -> Problem:
@@ -30,19 +31,35 @@ def unfrozen(problem: Problem) -> Problem:
 
 @dataclass(frozen=True)
 class WeightPlace:
-    """Place of a weight in a parameter: rows of it, perhaps transposed."""
+    """Place of a weight in a parameter: a part of it, perhaps in another shape, perhaps transposed."""
 
     parameter: str
-    start: int
-    stop: int
+    index: tuple[slice | int, ...]  # of the part; () for the whole
+    shape: tuple[int, ...]  # of the weight
     transposed: bool
 
     def of(self, params: Mapping[str, Tensor]) -> Tensor:
         """The weight as a view of the parameter."""
-        value = params[self.parameter]
+        part = params[self.parameter][self.index]
         if self.transposed:
-            return value.transpose(0, 1)[self.start : self.stop]
-        return value[self.start : self.stop] if value.ndim else value
+            return part.view(self.shape[::-1]).T
+        return part.view(self.shape)
+
+    def words(self, params: Mapping[str, Tensor]) -> str:
+        """The parameter, followed by what makes it the weight: `w`, `w[0:4]`, `w[:].T`."""
+        if not self.index and not self.transposed:
+            return self.parameter
+        found = f"{self.parameter}[{', '.join(_words(place) for place in self.index) or ':'}]"
+        shape = self.shape[::-1] if self.transposed else self.shape
+        if tuple(params[self.parameter][self.index].shape) != shape:
+            found += f".view({', '.join(map(str, shape))})"
+        return found + ".T" * self.transposed
+
+
+def _words(place: slice | int) -> str:
+    if isinstance(place, int):
+        return str(place)
+    return ":".join("" if end is None else str(end) for end in (place.start, place.stop))
 
 
 def place_of(weight: str, value: Tensor, params: Params) -> WeightPlace | None:
@@ -63,20 +80,44 @@ def place_of(weight: str, value: Tensor, params: Params) -> WeightPlace | None:
 
 
 def _candidates(weight: str, value: Tensor, params: Params) -> Iterator[WeightPlace]:
+    shape = tuple(value.shape)
     if weight in params:
-        yield WeightPlace(weight, 0, len(params[weight]), False)
+        yield WeightPlace(weight, (), shape, False)
         return
-    match = _SLICE.match(weight.removeprefix(ACTING).replace("/", "."))
+    match = _PART.fullmatch(weight.removeprefix(ACTING).replace("/", "."))
     name = match["name"] if match else ""
-    if name not in params or value.ndim < 1:
+    if match is None or name not in params or value.ndim < 1:
         return
     whole = params[name]
-    for transposed in (False, True):
-        if transposed and whole.ndim != 2:
+    for index in (_told(match["part"]), *_blocks(whole, shape)):
+        try:
+            part = whole[index]
+        except IndexError:
             continue
-        length = whole.shape[1] if transposed else len(whole)
-        for start in range(0, length - len(value) + 1):
-            yield WeightPlace(name, start, start + len(value), transposed)
+        for transposed in (False, True):
+            wanted = shape[::-1] if transposed else shape
+            fits = part.shape == wanted or (part.numel() == value.numel() and part.is_contiguous())
+            if fits and not (transposed and value.ndim != 2):
+                yield WeightPlace(name, index, shape, transposed)
+
+
+def _told(part: str | None) -> tuple[slice | int, ...]:
+    """The index that a name's ending tells; () for none."""
+    found: list[slice | int] = []
+    for word in part.split(", ") if part else ():
+        numbers = [int(end) if end else None for end in word.split(":")]
+        found.append(slice(*numbers) if len(numbers) > 1 else int(word))
+    return tuple(found)
+
+
+def _blocks(whole: Tensor, shape: tuple[int, ...]) -> Iterator[tuple[slice, ...]]:
+    """Blocks of whole rows, or of whole columns, that have the shape or the transposed one."""
+    if whole.ndim == len(shape):
+        for start in range(len(whole) - shape[0] + 1):
+            yield (slice(start, start + shape[0]),)
+    if whole.ndim == 2 == len(shape):
+        for start in range(whole.shape[1] - shape[0] + 1):
+            yield slice(None), slice(start, start + shape[0])
 
 
 def write_into(model_params: Mapping[str, Tensor], place: WeightPlace, value: Tensor) -> None:

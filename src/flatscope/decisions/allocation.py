@@ -27,7 +27,7 @@ class Allocation(dict[str, int], Result):
         mean_bits: over the weights, by their number.
         sum_of_rises: of the measured single rises.
         rounding: with which they were measured.
-        weights: {layer: its parameter}.
+        weights: {layer: its parameter, followed by what makes it the weight, as `w[0:4]`}.
 
     Example:
         >>> allocation = Allocation({"fc1": 8, "fc2": 4}, {"fc1": 100, "fc2": 300})
@@ -70,7 +70,7 @@ class Allocation(dict[str, int], Result):
         layers = {
             layer: {
                 "bits": None if layer in self.unchanged else bits,
-                "weight": self.weights.get(layer, ""),
+                **dict(zip(("weight", "part"), _parted(self.weights.get(layer, "")), strict=True)),
                 "parameters": self.sizes.get(layer, 0),
                 "symmetric": True,
                 "rounding": self.rounding,
@@ -126,9 +126,15 @@ class Allocation(dict[str, int], Result):
                 {layer: int(entry["parameters"]) for layer, entry in layers.items()},
                 sum_of_rises=math.nan if rises is None else float(rises),
                 rounding=str(content["rounding"]),
-                weights={layer: str(entry["weight"]) for layer, entry in layers.items()},
+                weights={layer: str(entry["weight"]) + str(entry.get("part", "")) for layer, entry in layers.items()},
                 unchanged=[layer for layer, entry in layers.items() if entry["bits"] is None],
             )
+
+
+def _parted(weight: str) -> tuple[str, str]:
+    """The parameter that holds a layer's weight, and what makes it the weight; "" where it is that as it stands."""
+    name, bracket, rest = weight.partition("[")
+    return name, bracket + rest
 
 
 def allocate(

@@ -54,4 +54,5 @@ def _estimate(row: list[float]) -> Uncertain:
         return Uncertain(mean)
     spread = max(0.0, squares - 2 * mean * mixed + mean * mean * sizes)  # Σ (s − n_b · mean)²
     stderr = math.sqrt(groups / (groups - 1) * spread) / n
-    return Uncertain(mean, float(student(torch.tensor(stderr), torch.tensor(groups - 1.0))))
+    freedom = torch.tensor(groups - 1.0, dtype=torch.float64)
+    return Uncertain(mean, float(student(torch.tensor(stderr, dtype=torch.float64), freedom)))

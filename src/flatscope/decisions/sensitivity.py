@@ -57,7 +57,8 @@ class Sensitivity(DrawnResult):
         meta: provenance; the loss and the error of the network, the rounding, remarks.
         problem: on which it was measured; None where it was read from a file.
 
-    Columns of `to_frame()`: layer, weight (its parameter), parameters (their number), what, bits, sparsity; predicted
+    Columns of `to_frame()`: layer, weight (its parameter; `w[0:4]` for a part, `w[:].T` where its outputs stand on the
+    second axis; empty where it is computed), parameters (their number), what, bits, sparsity; predicted
     (gᵀΔ + ½ΔᵀHΔ, the layer's own block), by_trace (½ (Tr H/n) ‖Δ‖², HAWQ-V2), by_trapezoid (½ (g(w) + g(w+Δ))·Δ),
     measured (L(w+Δ) − L(w)) and error_change, each with its standard error over the samples; way (how the prediction
     was computed), reason (why a number is missing).

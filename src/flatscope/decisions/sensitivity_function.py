@@ -14,7 +14,7 @@ from torch import Tensor
 
 from flatscope.context import Context, Effort, make_effort
 from flatscope.curvature.memory import allowed
-from flatscope.decisions.all_weights import unfrozen
+from flatscope.decisions.all_weights import place_of, unfrozen
 from flatscope.decisions.block_quadratics import Predicted, predicted_rises
 from flatscope.decisions.changes import Change, Rounding, changed, changes_of
 from flatscope.decisions.curvature_diagonals import output_diagonals
@@ -131,6 +131,8 @@ def _found(
                     continue
                 by_trace = _by_trace((traces or {}).get(task.layer.name), steps[task.key][task.layer.weight])
                 rows.append(_row(ctx, task, rises, predicted, by_trace, no_prediction or no_trace))
+    places = {layer.weight: _place_text(whole, ctx.params[layer.weight], layer) for layer in chosen}
+    rows = [{**row, "weight": places[row["weight"]]} for row in rows]
     meta = {
         **whole.provenance(begun),
         "rounding": rule.name,
@@ -219,6 +221,12 @@ def _by_trace(trace: Value | None, step: Tensor) -> Uncertain:
     known = [float(error) for error in errors if error is not None and not math.isnan(float(error))]
     spread = math.hypot(*known) if trace.data_stderr is not None else math.nan
     return Uncertain(factor * float(trace.value), factor * spread)
+
+
+def _place_text(whole: Context, value: Tensor, layer: Layer) -> str:
+    """Place of the weight in the user's model; empty where it is computed from several parameters."""
+    place = place_of(layer.weight, value, whole.params)
+    return place.words(whole.params) if place else ""
 
 
 def _row(
