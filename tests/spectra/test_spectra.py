@@ -403,3 +403,14 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeyp
     assert values == pytest.approx(fs.Eigenpairs.load(pairs).values.tolist(), rel=1e-6)
     assert values == sorted(values, reverse=True)
     assert len(found["density"]["rows"]) == 20
+
+
+def test_directions_downhill_say_where_to_look_whether_training_goes_on() -> None:
+    """Of weights that were never trained: the loss curves down along some of their directions."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 3)).eval()
+    problem = fs.Problem(model, (torch.randn(60, 4), torch.arange(60) % 3))
+    density = fs.spectral_density(problem, draws=3)
+    assert density.negative().low > 0
+    assert "fs.measure" in density.headline.splitlines()[0]
+    assert fs.measure(problem, "rho_sum").headline.startswith(("No minimum", "Not trained"))

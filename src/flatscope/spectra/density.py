@@ -277,7 +277,10 @@ class SpectralDensity(DrawnResult):
         """Sentences on negative curvature, on how few directions hold the curvature, and what to make of it."""
         negative, flat, (low, high) = self.negative(), self.near_zero(), self.range
         if negative.low > 0:
-            down = f"The loss curves down along {negative} of the directions: this is a saddle or training goes on."
+            down = (
+                f"The loss curves down along {negative} of the directions: this is a saddle or training goes on; "
+                "the first line of fs.measure says which."
+            )
         elif low < -self.radius:
             down = f"The loss curves down somewhere (to {number(low, 3)}), along {negative} of the directions."
         else:
