@@ -264,7 +264,7 @@ class HutchinsonDraws(Sampler[DiagonalSums]):
         return found, total
 
     def _deflate(self) -> None:
-        """Take out what the kept products span, and begin anew."""
+        """Project out the span of the kept products (Hutch++) and begin anew."""
         basis = torch.linalg.qr(torch.cat(self._kept, dim=1))[0]  # (p, s)
         self._kept.clear()
         curved = torch.cat([self._operator @ part for part in torch.split(basis, self._block, dim=1)], dim=1)
