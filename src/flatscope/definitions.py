@@ -75,9 +75,9 @@ def defined_names() -> set[str]:
 
 def explained_symbols(formula: str, definition: Definition | None) -> list[tuple[str, str]]:
     """The symbols of a formula in its order, as LaTeX, with what they stand for."""
-    own = dict(definition.symbols) if definition else {}
-    known = shared_symbols() | own
-    return [(symbol, known[symbol]) for symbol in explained(formula, known, own)[0]]
+    own_symbols = dict(definition.symbols) if definition else {}
+    known = shared_symbols() | own_symbols
+    return [(symbol, known[symbol]) for symbol in explained(formula, known, own_symbols)[0]]
 
 
 def unexplained_symbols(formula: str, definition: Definition | None) -> list[str]:

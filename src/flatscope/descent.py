@@ -169,8 +169,8 @@ def _best_constant(ctx: Context) -> Tensor | None:
         shape = ctx.forward(ctx.problem.example(1)).shape[1:]
     total, n = None, 0.0
     for _, targets in ctx.share():
-        found, counted = _summed(ctx.problem.loss, targets, shape)
-        total, n = found if total is None else total + found, n + counted
+        summed, counted = _summed(ctx.problem.loss, targets, shape)
+        total, n = summed if total is None else total + summed, n + counted
     if total is None:
         return None
     *sums, count = ctx.problem.ranks.summed([total, torch.tensor(n, dtype=torch.float64)])
@@ -199,8 +199,8 @@ def _summed(loss: Loss, targets: Tensor, shape: torch.Size) -> tuple[Tensor, flo
         if targets.is_floating_point():
             flat = targets.double().movedim(axis + 1, -1).reshape(-1, shape[axis])
             return flat.sum(0).reshape(form), float(len(flat))
-        kept = targets[targets != (loss.ignored if loss.ignored is not None else IGNORED)]
-        return torch.bincount(kept, minlength=shape[axis]).double().reshape(form), float(len(kept))
+        counted = targets[targets != (loss.ignored if loss.ignored is not None else IGNORED)]
+        return torch.bincount(counted, minlength=shape[axis]).double().reshape(form), float(len(counted))
     if _are_classes(targets, shape):
         return torch.bincount(targets, minlength=shape[0]).double(), float(len(targets))
     return targets.double().reshape(len(targets), *shape).sum(0), float(len(targets))

@@ -51,13 +51,13 @@ def read_file(path: str | os.PathLike[str], most: int = MOST_BYTES) -> bytes:
             raise InputError(f"a file of at most {most:,} bytes", f"{size:,}", where=os.fspath(path))
         content = file.read(size + 1)  # takes memory for as much as is asked for, also where the file is smaller
         if len(content) > size:  # it grew, or its size was not known
-            content = _rest(file, content, most)
+            content = _read_on(file, content, most)
     if len(content) > most:
         raise InputError(f"a file of at most {most:,} bytes", "more", where=os.fspath(path))
     return content
 
 
-def _rest(file: BufferedReader, begun: bytes, most: int) -> bytes:
+def _read_on(file: BufferedReader, begun: bytes, most: int) -> bytes:
     """Content of a file whose first bytes were read, up to something beyond so many bytes."""
     parts, length = [begun], len(begun)
     while length <= most and (part := file.read(CHUNK)):

@@ -82,10 +82,10 @@ def refuse_hidden_uses(model: nn.Module, outputs: Tensor) -> None:
 
 def _refuse_parameters_of_others(model: nn.Module, total: Tensor) -> None:
     """Raise where outputs depend on parameters that this model does not own, as where a closure holds another model."""
-    own = set(map(id, model.parameters()))
+    owned = set(map(id, model.parameters()))
     for node in graph_nodes([total.grad_fn]):
         leaf = getattr(node, "variable", None)
-        if isinstance(leaf, nn.Parameter) and id(leaf) not in own:
+        if isinstance(leaf, nn.Parameter) and id(leaf) not in owned:
             got = f"one of shape {tuple(leaf.shape)} that no module of it has"
             fix = (
                 "Register its module on the model; make forward a method of the class that reads `self`: a function "

@@ -40,8 +40,8 @@ def minimum_verdict(frame: pd.DataFrame, meta: Meta, *, briefly: bool = False) -
     words = summary.brief if summary and briefly else words
     if level == "unknown":
         value = float(meta.get("gradient_norm", _value(frame, "gradient_norm")))
-        told = "" if math.isnan(value) else f"gradient norm {written(value, 3)}, which has no scale{_downward(frame)}"
-        return level, told or words
+        length = "" if math.isnan(value) else f"gradient norm {written(value, 3)}, which has no scale{_downward(frame)}"
+        return level, length or words
     return level, f"{words}{_downward(frame)}"
 
 
@@ -64,8 +64,9 @@ def table_headline(frame: pd.DataFrame, meta: Meta) -> list[str]:
     cautions = [str(remark) for remark in meta.get("remarks", ()) if not str(remark).startswith("still on a")]
     lines = [minimum, _sentence(cautions[0]) if cautions else "", _fit(meta), _flatness(frame)]
     lines = [line for line in lines if line]
-    told = [*(lines or [_without_flatness(frame)]), *_next(frame, steep or level == "open")]
-    return told if len(told) <= MOST_TOLD else [*told[: MOST_TOLD - 1], told[-1]]  # what to do is never left out
+    sentences = [*(lines or [_without_flatness(frame)]), *_next(frame, steep or level == "open")]
+    # What to do is never left out.
+    return sentences if len(sentences) <= MOST_TOLD else [*sentences[: MOST_TOLD - 1], sentences[-1]]
 
 
 def bounds_headline(frame: pd.DataFrame) -> list[str]:
@@ -120,12 +121,12 @@ def _flatness(frame: pd.DataFrame) -> str:
     valued = {str(row["measure"]): row for _, row in whole[whole["value"].notna()].iloc[::-1].iterrows()}
     names = [str(name) for name in whole["measure"].unique() if name in valued]
     flat = [name for name in names if name in known and known[name].falls_with_loss]
-    kept = [name for name in FIRST if name in valued]
-    kept += [name for name in flat if name not in kept and known[name].invariant_under >= RESCALED]
+    invariant = [name for name in FIRST if name in valued]
+    invariant += [name for name in flat if name not in invariant and known[name].invariant_under >= RESCALED]
     moved = [name for name in flat if not known[name].invariant_under >= RESCALED and name != "gradient_norm"]
     text = ""
-    if kept:
-        values = ", ".join(f"{name} {_shown(valued[name])}" for name in kept[:MOST_NAMED])
+    if invariant:
+        values = ", ".join(f"{name} {_shown(valued[name])}" for name in invariant[:MOST_NAMED])
         text = f"Unchanged by rescaling: {values}."
     if moved:
         text += f" Changed by it, so not to be compared alone: {', '.join(moved[:MOST_NAMED])}."

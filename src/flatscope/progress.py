@@ -73,10 +73,10 @@ class Work:
     @property
     def inner(self) -> str:
         """Progress of the current step in words, with advice where it takes more than expected; or empty."""
-        return ", ".join(filter(None, [self._told, self.slow if self._spent > self.coming > 0 else ""]))
+        return ", ".join(filter(None, [self._unit_words, self.slow if self._spent > self.coming > 0 else ""]))
 
     @property
-    def _told(self) -> str:
+    def _unit_words(self) -> str:
         if not self._unit:
             return ""
         if self._unit.startswith("%"):
@@ -88,17 +88,17 @@ class Work:
         """Seconds until all is done; None where nothing tells."""
         if not self.total:
             return None
-        here, share = now - self.last, self._share_of_it
-        known, rest = INNER_SHARE <= share < 1, max(self.total - self.done - self.coming, 0.0)
+        elapsed, share = now - self.last, self._share_of_it
+        known, remaining = INNER_SHARE <= share < 1, max(self.total - self.done - self.coming, 0.0)
         pace = (self.last - self.begun) / self.done if self.done > KNOWN_SHARE * self.total else None
         if pace is None and known and self.coming:
-            pace = here / share / self.coming
-        if pace is None or (rest + self.coming <= 0 and not known):
+            pace = elapsed / share / self.coming
+        if pace is None or (remaining + self.coming <= 0 and not known):
             return None
         if known:
-            return here * (1 - share) / share + rest * pace
-        left = (self.coming + rest) * pace - here
-        return left if left > 0 and (not self.coming or here <= self.coming * pace) else None
+            return elapsed * (1 - share) / share + remaining * pace
+        left = (self.coming + remaining) * pace - elapsed
+        return left if left > 0 and (not self.coming or elapsed <= self.coming * pace) else None
 
     def share(self, now: float) -> float | None:
         """Share of the time that is over; None where the time left is not known."""
@@ -111,9 +111,9 @@ class Work:
         """The line that is said where there is no terminal."""
         share, left = self.share(now), self.left(now)
         part = f" {share:.0%}" if share is not None else ""
-        rest = f", about {time_text(left)} left" if left is not None else ""
+        time_left = f", about {time_text(left)} left" if left is not None else ""
         what = ", ".join(filter(None, [self.note, self.inner]))
-        return f"{part} after {now - self.begun:.0f} s{rest}{f': {what}' if what else ''}"
+        return f"{part} after {now - self.begun:.0f} s{time_left}{f': {what}' if what else ''}"
 
 
 def tell(taken: float, needed: float | None, unit: str) -> None:

@@ -76,9 +76,9 @@ def _known(call: Any) -> bool:
 
 def _module(call: Callable[..., Any], options: dict[str, Any]) -> nn.Module:
     kind = MODULES[call]
-    taken = inspect.signature(kind).parameters
-    if unknown := [name for name in options if name not in taken]:
-        raise InputError(f"options of {kind.__name__}: {', '.join(taken)}", ", ".join(unknown), "loss")
+    accepted = inspect.signature(kind).parameters
+    if unknown := [name for name in options if name not in accepted]:
+        raise InputError(f"options of {kind.__name__}: {', '.join(accepted)}", ", ".join(unknown), "loss")
     return kind(**options)
 
 
@@ -164,8 +164,10 @@ def _weights_of(targets: Tensor, weight: Tensor | None, ignored: int) -> Tensor:
         positions = targets[0, 0].numel() if targets.ndim > 2 else 1
         return torch.full((len(targets),), float(positions), dtype=torch.float64)
     placed = targets.reshape(len(targets), -1)
-    kept = placed != ignored
-    each = kept.double() if weight is None else weight.to(targets.device).double()[placed.where(kept, 0)] * kept
+    counted = placed != ignored
+    each = (
+        counted.double() if weight is None else weight.to(targets.device).double()[placed.where(counted, 0)] * counted
+    )
     return each.sum(1)
 
 

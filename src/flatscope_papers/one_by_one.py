@@ -80,15 +80,15 @@ def _parts(stages: Sequence[Stage], at_once: int | None) -> Iterator[Stage]:
         roots = [place for place, keys in enumerate(wanted[number]) if not keys]
         size = max(1, len(roots) if at_once is None else at_once)
         for start in range(0, len(roots), size):
-            yield _some(stage, roots[start : start + size], done)
+            yield _units_of(stage, roots[start : start + size], done)
             for later in range(len(stages)):
                 ready = [place for place in waiting[later] if wanted[later][place] <= done]
                 waiting[later] = [place for place in waiting[later] if place not in ready]
                 if ready:
-                    yield _some(stages[later], ready, done)
+                    yield _units_of(stages[later], ready, done)
 
 
-def _some(stage: Stage, places: Sequence[int], done: set[str]) -> Stage:
+def _units_of(stage: Stage, places: Sequence[int], done: set[str]) -> Stage:
     """Some units of a stage, whose trials are then done."""
     part = Stage([stage.units[place] for place in places], stage.work, stage.gpus)
     done |= {key_of(config) for config in part.configs}

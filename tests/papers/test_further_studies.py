@@ -11,12 +11,12 @@ import torch
 
 from flatscope_papers import find_study
 from flatscope_papers.claims import CONTRADICTED, HOLDS, NOT_JUDGED, UNTESTABLE, Answer, judge
-from flatscope_papers.neyshabur2017.smallest_product import found as products_found
+from flatscope_papers.neyshabur2017.smallest_product import answers_of as products_found
 from flatscope_papers.neyshabur2017.smallest_product import greedy, product, rescaled
+from flatscope_papers.yi2019.simulated_bound import answers_of as bound_found
 from flatscope_papers.yi2019.simulated_bound import drawn
-from flatscope_papers.yi2019.simulated_bound import found as bound_found
 from flatscope_papers.zhang2017.further_statements import _crossing
-from flatscope_papers.zhang2017.further_statements import found as further_found
+from flatscope_papers.zhang2017.further_statements import answers_of as further_found
 
 GOOD = {
     "robust_sgd": 2.0, "robust_sgdl": 1.0, "weight_tolerance": 0.3, "input_tolerance": 0.6, "deep_test": 0.02,

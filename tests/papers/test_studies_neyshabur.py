@@ -39,7 +39,7 @@ from flatscope_papers.neyshabur2017.conditions import (
 from flatscope_papers.neyshabur2017.confusion import rise
 from flatscope_papers.neyshabur2017.deep_networks import FLOOR, _curves, _row_norms, _switching, histogram, of_panel
 from flatscope_papers.neyshabur2017.label_networks import SIZES, gap_slope, growth, label_verdicts, log_gap
-from flatscope_papers.neyshabur2017.noisy_networks import found as noise_found
+from flatscope_papers.neyshabur2017.noisy_networks import answers_of as noise_found
 from flatscope_papers.neyshabur2017.overlap import histograms, in_common, overlap
 from flatscope_papers.neyshabur2017.true_and_random_labels import mean_growth, most_pronounced, same_order
 from flatscope_papers.neyshabur2017.width import change

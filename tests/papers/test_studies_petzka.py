@@ -25,7 +25,7 @@ from flatscope_papers.petzka2019.regressions import (
     ridge_found,
     summed,
 )
-from flatscope_papers.petzka2019.table1 import MEASURES, OF_HESSIAN, OF_LAYERS, changes, found, weights_alone
+from flatscope_papers.petzka2019.table1 import MEASURES, OF_HESSIAN, OF_LAYERS, answers_of, changes, weights_alone
 
 NAMES = ["fig1", "fig2", "fig3", "fig4", "fig5", "fig6", "ridge", "feature-robustness", "table1"]
 
@@ -253,7 +253,7 @@ def rewritten(moves: dict[tuple[str, str], float]) -> pd.DataFrame:
 )
 def test_a_measure_that_moves_against_table_1_is_seen(moves: dict[tuple[str, str], float], failing: set[str]) -> None:
     claims = {claim.key: claim for claim in find_study("petzka2019-table1").claims}
-    seen = found(rewritten(moves), [0.0] * 4)
+    seen = answers_of(rewritten(moves), [0.0] * 4)
     verdicts = {key: judge(claims[key], answer, "small").verdict for key, answer in seen.items()}
     assert {key for key, verdict in verdicts.items() if verdict == CONTRADICTED} == failing
 

@@ -22,7 +22,7 @@ from flatscope_papers.claims import CONTRADICTED, EXPERIMENT, HOLDS, INCONCLUSIV
 from flatscope_papers.yi2019.balance import EPSILON, balance_found
 from flatscope_papers.yi2019.digit_networks import descend
 from flatscope_papers.yi2019.invariance import ALPHAS, OF_PATHS, OF_WEIGHTS, changes, judged, slope, zeroed_loss
-from flatscope_papers.yi2019.path_counts import figure_1_error, found, with_at_most_one
+from flatscope_papers.yi2019.path_counts import answers_of, figure_1_error, with_at_most_one
 from flatscope_papers.yi2019.path_space_bound import DELTA, SIGMAS, divergence, pac_found
 from flatscope_papers.yi2019.surfaces_by_batch import compared, median_rise, related, stages, surfaces_of_table
 
@@ -317,7 +317,7 @@ def counts(**other: Any) -> pd.DataFrame:
     ],
 )
 def test_counts_of_paths_get_their_verdict(other: dict[str, Any], key: str, due: str) -> None:
-    assert verdict("basis-paths", key, found(counts(**other))[key]) == due
+    assert verdict("basis-paths", key, answers_of(counts(**other))[key]) == due
 
 
 def test_paths_are_told_by_their_skeleton_weights() -> None:

@@ -272,7 +272,7 @@ def test_noise(shift: float, better: str, same: str) -> None:
         error += apart(seed, epoch, kind == "SGDL", 1)
         train = 0.1 + apart(seed, epoch, kind == "SGDL")
         rows.append({"kind": kind, "seed": seed, "epoch": epoch, "train_error": train, "test_error": error})
-    found = verdicts(claims_of("fig6"), added_noise.found(pd.DataFrame(rows)))
+    found = verdicts(claims_of("fig6"), added_noise.answers_of(pd.DataFrame(rows)))
     assert found == {"same_training": HOLDS, "same_validation": same, "better_validation": better}
 
 
@@ -310,13 +310,13 @@ def test_the_table_of_architectures() -> None:
         for name, value in accuracies.items()
     )
     built = architectures.counts()
-    full = verdicts(claims, architectures.found(points, built, full=True))
+    full = verdicts(claims, architectures.answers_of(points, built, full=True))
     assert {full[f"parameters/{name}"] for name in built} == {HOLDS}
     assert full["better/small_alexnet"] == HOLDS
     assert full["better/small_inception"] == CONTRADICTED
     assert full["better/wide_resnet"] == full["test/wide_resnet"] == UNTESTABLE
     assert full["test/small_alexnet"] == HOLDS
     assert full["test/small_inception"] == CONTRADICTED
-    few = architectures.found(points, built, full=False)
+    few = architectures.answers_of(points, built, full=False)
     assert math.isnan(few["test/small_alexnet"].value)
     assert "50.0" in few["test/mlp_1x512"].note

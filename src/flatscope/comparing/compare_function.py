@@ -142,10 +142,10 @@ def compare(
         "seconds": round(time.perf_counter() - begun, 3),
         "not_looked": late,
     }
-    found = Comparison(tables, summaries, copies, meta)
+    comparison = Comparison(tables, summaries, copies, meta)
     if stopped:
-        raise Interrupted(stopped, found)
-    return found
+        raise Interrupted(stopped, comparison)
+    return comparison
 
 
 def _meta(problem: Problem, tests: HeldOut | None) -> dict[str, Any]:

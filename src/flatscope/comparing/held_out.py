@@ -94,7 +94,7 @@ def held_out(
     if not all(map(math.isfinite, read.values())):
         return None
     samples = {name: _per_sample(contexts[name], what) for name in distinct}
-    generators = [made for name in distinct for made in contexts[name].problem.generators]
+    generators = [generator for name in distinct for generator in contexts[name].problem.generators]
     with untouched_randomness(generators):
         again = [contexts[name].problem.test for name in distinct for _ in range(2)]
         paired = len({order_digest(each) for each in again if each is not None}) == 1
@@ -109,17 +109,17 @@ def held_out(
 
 def unpaired(summaries: Mapping[str, NetworkSummary], n_test: int = 0) -> HeldOut | None:
     """The same of test errors alone, as if networks erred independently; None where some are not known."""
-    rates = {name: found.test_error for name, found in summaries.items()}
-    n = min(found.n_test or n_test for found in summaries.values())
+    rates = {name: summary.test_error for name, summary in summaries.items()}
+    n = min(summary.n_test or n_test for summary in summaries.values())
     if len(rates) < 2 or not n or not all(map(math.isfinite, rates.values())):
         return None
     samples = {name: np.repeat([1.0, 0.0], [round(rate * n), n - round(rate * n)]) for name, rate in rates.items()}
     best, pairs = min(rates, key=lambda name: rates[name]), len(rates) * (len(rates) - 1) // 2
-    found = {
+    differences = {
         name: difference(samples[best], samples[name], paired=False, pairs=pairs) for name in rates if name != best
     }
     errors = {name: math.sqrt(rate * (1 - rate) / n) for name, rate in rates.items()}
-    return HeldOut("error", n, best, rates, errors, found)
+    return HeldOut("error", n, best, rates, errors, differences)
 
 
 def difference(best: np.ndarray, other: np.ndarray, *, paired: bool, pairs: int = 1) -> Difference:

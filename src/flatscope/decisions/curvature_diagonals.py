@@ -69,16 +69,16 @@ def hessian_diagonals(ctx: Context, names: Sequence[str], precision: float) -> D
     """Diagonal of the Hessian: from the columns where a parameter's block is Gauss-Newton, from products elsewhere."""
     not_covered = find_not_covered(ctx, "hessian")
     covered = [name for name in names if name not in not_covered]
-    found = output_diagonals(ctx, covered, "gauss_newton", precision) if covered else Diagonals()
+    diagonals = output_diagonals(ctx, covered, "gauss_newton", precision) if covered else Diagonals()
     others = [name for name in names if name in not_covered]
     if others:
-        found.take(_by_products(ctx, others, precision))
-    return found
+        diagonals.take(_by_products(ctx, others, precision))
+    return diagonals
 
 
 def _exact(names: Collection[str], values: Params, way: str) -> Diagonals:
-    kept = {name: values[name] for name in names}
-    return Diagonals(kept, {name: torch.zeros_like(value) for name, value in kept.items()}, dict.fromkeys(names, way))
+    exact = {name: values[name] for name in names}
+    return Diagonals(exact, {name: torch.zeros_like(value) for name, value in exact.items()}, dict.fromkeys(names, way))
 
 
 class TensorDraws(Sampler[Diagonals]):

@@ -199,11 +199,11 @@ def forecast(
 
 def _forecast(problem: Problem, new_weights: nn.Module | Mapping[str, Tensor], effort: Effort) -> Forecast:
     begun = time.perf_counter()
-    given = _given_weights(problem, new_weights)
+    replacements = _given_weights(problem, new_weights)
     ctx = Context(unfrozen(problem), effort=effort)
-    step = _step(ctx, given)
+    step = _step(ctx, replacements)
     layers = _by_layer(ctx, step)
-    statistics = _statistics(problem, given)
+    statistics = _statistics(problem, replacements)
     joint = rises_in_time(ctx, {ALL: step}, buffers={ALL: statistics})
     try:
         with differentiated_twice():
@@ -213,9 +213,10 @@ def _forecast(problem: Problem, new_weights: nn.Module | Mapping[str, Tensor], e
     rows = [_row(ctx, ALL, step, shares, joint, reason)]
     with progress("Moving layers", total=len(layers), lines=True) as advance:
         for layer, names in layers.items():
-            own = {name: step[name] for name in names}
-            alone = rises_in_time(ctx, {layer: own}, trapezoid=False)
-            rows.append(_row(ctx, layer, own, shares, alone, reason if alone else "not moved alone: the time was up"))
+            change = {name: step[name] for name in names}
+            alone = rises_in_time(ctx, {layer: change}, trapezoid=False)
+            why_not = reason if alone else "not moved alone: the time was up"
+            rows.append(_row(ctx, layer, change, shares, alone, why_not))
             advance(note=layer)
     if statistics:
         alone = rises_in_time(ctx, {BUFFERS: {}}, trapezoid=False, buffers={BUFFERS: statistics})
@@ -227,15 +228,15 @@ def _forecast(problem: Problem, new_weights: nn.Module | Mapping[str, Tensor], e
 def _given_weights(problem: Problem, new_weights: nn.Module | Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The new weights by the names of the problem's parameters and buffers."""
     if isinstance(new_weights, nn.Module):
-        found = {**dict(new_weights.named_parameters()), **dict(new_weights.named_buffers())}
-        found |= {name: found[first] for name, first in tied_names(new_weights).items() if first in found}
+        by_name = {**dict(new_weights.named_parameters()), **dict(new_weights.named_buffers())}
+        by_name |= {name: by_name[first] for name, first in tied_names(new_weights).items() if first in by_name}
     elif isinstance(new_weights, Mapping) and all(isinstance(value, Tensor) for value in new_weights.values()):
-        found = dict(new_weights)
+        by_name = dict(new_weights)
     else:
         raise InputError("a module or a state dict of tensors", type(new_weights).__name__, where="new_weights")
-    found = plain_names(found)
-    missing = [name for name in problem.params if name not in found]
-    extra = [name for name in found if name not in problem.params and name not in problem.buffers]
+    by_name = plain_names(by_name)
+    missing = [name for name in problem.params if name not in by_name]
+    extra = [name for name in by_name if name not in problem.params and name not in problem.buffers]
     extra = [name for name in extra if name not in tied_names(problem.model)]
     if missing or extra:
         got = f"none for {some_of(missing, 4)}" if missing else f"others, {some_of(extra, 4)}"
@@ -244,12 +245,12 @@ def _given_weights(problem: Problem, new_weights: nn.Module | Mapping[str, Tenso
         )
         raise InputError("weights for every parameter of the problem's model", got, "new_weights", fix)
     for name, value in problem.params.items():
-        if found[name].shape != value.shape:
-            shapes = f"shape {tuple(value.shape)}", f"{tuple(found[name].shape)}"
+        if by_name[name].shape != value.shape:
+            shapes = f"shape {tuple(value.shape)}", f"{tuple(by_name[name].shape)}"
             raise InputError(shapes[0], shapes[1], where=f"new_weights, {name}")
-        if found[name].is_floating_point() and not bool(found[name].detach().isfinite().all()):
+        if by_name[name].is_floating_point() and not bool(by_name[name].detach().isfinite().all()):
             raise InputError("finite weights", "NaN or infinity", f"new_weights, {name}", "Did fine-tuning diverge?")
-    return found
+    return by_name
 
 
 def _step(ctx: Context, given: Mapping[str, Tensor]) -> Params:

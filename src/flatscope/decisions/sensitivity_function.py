@@ -90,10 +90,10 @@ def sensitivity(
         raise InputError("a Problem", type(problem).__name__, "sensitivity", "Make one: Problem(model, train=(x, y))")
     rule, changes = Rounding.named(rounding), changes_of(bits, sparsity)
     with own_settings(problem.generators):
-        return _found(problem, changes, rule, layers, trapezoid, make_effort(precision, budget, memory), seed)
+        return _sensitivity(problem, changes, rule, layers, trapezoid, make_effort(precision, budget, memory), seed)
 
 
-def _found(
+def _sensitivity(
     problem: Problem,
     changes: Sequence[Change],
     rule: Rounding,

@@ -64,13 +64,13 @@ def slopes_here(ctx: Context, batch: Batch, steps: Steps) -> dict[Any, Tensor]:
     trainable = set(ctx.problem.trainable) - set(not_covered)
     seen = {key: step for key, step in steps.items() if len(step) == 1 and trainable >= step.keys()}
     try:
-        found = _by_one_gradient(ctx, batch, seen) if seen else {}
+        slopes = _by_one_gradient(ctx, batch, seen) if seen else {}
     except NotApplicable:  # values of the samples decide how a layer is used
-        found = {}
+        slopes = {}
     inputs, targets = batch
-    for key in steps.keys() - found.keys():
-        found[key] = slopes_along(ctx.problem.loss, partial(ctx.forward, inputs), targets, ctx.params, steps[key])
-    return found
+    for key in steps.keys() - slopes.keys():
+        slopes[key] = slopes_along(ctx.problem.loss, partial(ctx.forward, inputs), targets, ctx.params, steps[key])
+    return slopes
 
 
 def _by_one_gradient(ctx: Context, batch: Batch, steps: Steps) -> dict[Any, Tensor]:
@@ -79,12 +79,12 @@ def _by_one_gradient(ctx: Context, batch: Batch, steps: Steps) -> dict[Any, Tens
     others, size = dict.fromkeys(ctx.params.keys() - of_weight.keys(), ""), sweep_plan(ctx, 1).samples
 
     def slopes(start: int, stop: int) -> dict[Any, Tensor]:
-        some = cut(inputs, start, stop), targets[start:stop]
-        found = {key: torch.zeros(stop - start, dtype=torch.float64, device=targets.device) for key in steps}
-        for flow in gradient_flows(ctx, some, others):
+        samples = cut(inputs, start, stop), targets[start:stop]
+        sums = {key: torch.zeros(stop - start, dtype=torch.float64, device=targets.device) for key in steps}
+        for flow in gradient_flows(ctx, samples, others):
             for key, along in along_steps(ctx, flow, of_weight, steps):
-                found[key] += along[:, 0]
-        return found
+                sums[key] += along[:, 0]
+        return sums
 
     parts, start = [], 0
     while start < len(targets):

@@ -62,8 +62,8 @@ def _label_of(table: HubTable, named: str | None) -> str | None:
     if named is not None:
         refuse_unknown(named, columns, f"column of {table.where}")
         return named
-    found = [name for name in (*LABEL_KEYS, *MORE_LABELS) if name in columns] or list(table.classes)
-    return found[0] if found else None
+    candidates = [name for name in (*LABEL_KEYS, *MORE_LABELS) if name in columns] or list(table.classes)
+    return candidates[0] if candidates else None
 
 
 def _inputs_of(table: HubTable, columns: Columns) -> tuple[str, ...]:
@@ -144,9 +144,9 @@ class _Reading:
         if self.label is not None:
             batch["labels"] = self._labels(table)
         else:  # next tokens: places that were filled up count for nothing
-            kept = batch.get("attention_mask")
+            mask = batch.get("attention_mask")
             tokens = batch[TOKENS]
-            batch["labels"] = tokens if kept is None else np.where(kept == 0, NOT_A_TOKEN, tokens)
+            batch["labels"] = tokens if mask is None else np.where(mask == 0, NOT_A_TOKEN, tokens)
         return batch
 
     def _tokenized(self, table: HubTable) -> dict[str, Any]:
@@ -161,10 +161,10 @@ class _Reading:
         if getattr(tokenizer, "pad_token", "") is None:  # of models that only predict next tokens
             tokenizer.pad_token = tokenizer.eos_token  # type: ignore[attr-defined]
         try:
-            made = tokenizer(*texts, padding=True, truncation=True, max_length=longest, return_tensors="np")
+            encoded = tokenizer(*texts, padding=True, truncation=True, max_length=longest, return_tensors="np")
         except Exception as problem:
             raise InputError("texts that the tokenizer takes", first_line(problem), table.where) from problem
-        return {name: np.asarray(values) for name, values in made.items()}
+        return {name: np.asarray(values) for name, values in encoded.items()}
 
     def _padded(self, table: HubTable) -> dict[str, Any]:
         rows = {name: table.rows.column(name).to_pylist() for name in self.inputs}
@@ -204,31 +204,31 @@ def _numbers(column: pa.ChunkedArray, where: str) -> Array:
         got = f"{column.null_count} empty ones"
         raise DataFileError("a number in every row", got, where, "Drop these rows (dataset.filter)")
     try:
-        found = np.array(column.to_pylist()) if _kind(column.type) == "array" else column.to_numpy()
+        values = np.array(column.to_pylist()) if _kind(column.type) == "array" else column.to_numpy()
     except ValueError as problem:
         fix = "Pad or crop them to one"
         raise DataFileError("rows of one shape", "rows of several", where, fix) from problem
-    if found.dtype == object:
+    if values.dtype == object:
         raise DataFileError("numbers", f"a column of {column.type}", where)
-    return found
+    return values
 
 
 def _pictures(column: pa.ChunkedArray, where: str) -> Array:
     """Images (n, channels, height, width) in bytes."""
     from PIL import Image
 
-    found = []
+    images = []
     for row in column.to_pylist():
         try:
             place: Any = io.BytesIO(row["bytes"]) if row["bytes"] else row["path"]
             with Image.open(place) as image:
-                found.append(np.asarray(image if image.mode in ("L", "RGB") else image.convert("RGB")))
+                images.append(np.asarray(image if image.mode in ("L", "RGB") else image.convert("RGB")))
         except (OSError, TypeError, ValueError) as problem:
             raise DataFileError("pictures", first_line(problem), where) from problem
-    shapes = {image.shape for image in found}
+    shapes = {image.shape for image in images}
     if len(shapes) > 1:
-        some = ", ".join("×".join(map(str, shape)) for shape in sorted(shapes, key=str)[:3])
+        sizes = ", ".join("×".join(map(str, shape)) for shape in sorted(shapes, key=str)[:3])
         fix = "Resize them in the data set, or in a function of your own: --data file.py:function"
-        raise InputError("pictures of one size", some, where, fix)
-    joined = np.stack(found)
+        raise InputError("pictures of one size", sizes, where, fix)
+    joined = np.stack(images)
     return joined[:, None] if joined.ndim == 3 else np.moveaxis(joined, -1, 1)

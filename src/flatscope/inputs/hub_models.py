@@ -48,7 +48,7 @@ def tokenizer_of(model: str) -> Callable[[], Any] | None:
     if source != "hf" or not name:
         return None
 
-    def made() -> Any:
+    def load_tokenizer() -> Any:
         where = f"--model {model}"
         try:
             import transformers
@@ -62,7 +62,7 @@ def tokenizer_of(model: str) -> Callable[[], Any] | None:
             fix = "Save it beside the model (tokenizer.save_pretrained), or save the data with a column input_ids"
             raise InputError("a tokenizer beside the model, for texts", first_line(problem), where, fix) from problem
 
-    return made
+    return load_tokenizer
 
 
 def _timm(name: str, options: dict[str, Any], has_weights: bool) -> nn.Module:
@@ -75,11 +75,11 @@ def _timm(name: str, options: dict[str, Any], has_weights: bool) -> nn.Module:
         near = ", ".join(timm.list_models(f"*{name}*")[:5])
         raise InputError("a model of timm", repr(name), "--model", f"Names like it: {near}" if near else "")
     try:
-        made: nn.Module = timm.create_model(name, **{"pretrained": not has_weights, **options})
+        network: nn.Module = timm.create_model(name, **{"pretrained": not has_weights, **options})
     except Exception as problem:
         fix = "Options go to --model-option; pretrained=False takes drawn weights, --weights a file of your own"
         raise InputError("a model that timm can make", first_line(problem), f"--model timm:{name}", fix) from problem
-    return made
+    return network
 
 
 def _hugging_face(name: str, options: dict[str, Any], has_weights: bool) -> nn.Module:

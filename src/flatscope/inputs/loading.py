@@ -92,12 +92,12 @@ def load(
     """
     refuse_unknown(standardize_by, STANDARDS, "standardize_by")
     with_test = test_size != 0
-    found = (
+    source = (
         name
         if isinstance(name, Raw | DataSource)
         else _raw_samples(str(name), root, seed, download, with_test, columns)
     )
-    raw = collected(found, with_test) if isinstance(found, DataSource) else found
+    raw = collected(source, with_test) if isinstance(source, DataSource) else source
 
     def select(samples: Pair, size: int | None, part: str) -> Pair:
         x, y = _draw(samples, size, seed, balanced, f"{part}_size of {raw.name}")
@@ -134,17 +134,17 @@ def load_or_read(
         tokenizer: makes that of the model, for texts of `hf:` data.
         options: other arguments of `load`.
     """
-    found: str | Path | Raw | DataSource = name
+    source: str | Path | Raw | DataSource = name
     if is_hub_data(str(name)):
-        found = from_hub(str(name), options.get("columns") or {}, tokenizer, options.get("test_size") != 0)
-        if isinstance(found, DataSource):
-            found = _drawn_rows(found, options)
+        source = from_hub(str(name), options.get("columns") or {}, tokenizer, options.get("test_size") != 0)
+        if isinstance(source, DataSource):
+            source = _drawn_rows(source, options)
             options = {**options, "train_size": None, "test_size": None}
     elif _is_function(str(name)):
-        found = from_function(str(name))
-    if isinstance(found, DataSource) and not any(options.get(asked) for asked in CHANGES):
-        return replace(found, test=None) if options.get("test_size") == 0 else found
-    return load(found, root, **options)
+        source = from_function(str(name))
+    if isinstance(source, DataSource) and not any(options.get(asked) for asked in CHANGES):
+        return replace(source, test=None) if options.get("test_size") == 0 else source
+    return load(source, root, **options)
 
 
 def _drawn_rows(source: DataSource, options: Mapping[str, Any]) -> DataSource:

@@ -313,16 +313,18 @@ def lightning_callback_class() -> Any:
     packages = ("lightning.pytorch", "pytorch_lightning")
     used = [name for name in packages if name in sys.modules]  # the base that the user's trainer knows
     bases = [importlib.import_module(name).Callback for name in used] or [_first_of(packages, "lightning").Callback]
-    return _made("FlatscopeCallback", LightningHooks, *bases)
+    return _class_named("FlatscopeCallback", LightningHooks, *bases)
 
 
 @functools.cache
 def trainer_callback_class() -> Any:
     """`FlatscopeTrainerCallback`: a TrainerCallback of transformers."""
-    return _made("FlatscopeTrainerCallback", TrainerHooks, _first_of(("transformers",), "transformers").TrainerCallback)
+    return _class_named(
+        "FlatscopeTrainerCallback", TrainerHooks, _first_of(("transformers",), "transformers").TrainerCallback
+    )
 
 
-def _made(name: str, *bases: type) -> type:
+def _class_named(name: str, *bases: type) -> type:
     # Found again by that name when a callback is pickled on its way to another process.
     return type(name, bases, {"__doc__": bases[0].__doc__, "__module__": "flatscope.training.callbacks"})
 

@@ -151,10 +151,10 @@ def theorem_study(runs: Runs) -> Analysis:
     both = pd.concat([table.assign(kind="network"), noise.assign(kind="noise")], ignore_index=True)
     times = (noise["bound"] / noise["rise"].clip(lower=1e-9)).median()
     note = f"the right-hand side of Theorem 1 is {times:.3g} times the left (median)"
-    return Analysis(both, found(table, noise), lambda figure: _draw(figure, noise), (note,))
+    return Analysis(both, answers_of(table, noise), lambda figure: _draw(figure, noise), (note,))
 
 
-def found(table: pd.DataFrame, noise: pd.DataFrame) -> dict[str, Answer]:
+def answers_of(table: pd.DataFrame, noise: pd.DataFrame) -> dict[str, Answer]:
     """The numbers of the claims."""
     return {
         "theorem": intervals.every(

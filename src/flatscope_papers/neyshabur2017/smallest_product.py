@@ -84,10 +84,10 @@ def greedy(weights: list[Tensor], p: float) -> list[Tensor]:
 def smallest_product(runs: Runs) -> Analysis:
     """Random networks of three layers, under random rescalings and the one that makes the product smallest."""
     table = runs.frame()[["seed", "p", "least_drawn", "greedy", "all_outputs"]]
-    return Analysis(table, found(table), lambda figure: _draw(figure, table))
+    return Analysis(table, answers_of(table), lambda figure: _draw(figure, table))
 
 
-def found(table: pd.DataFrame) -> dict[str, Answer]:
+def answers_of(table: pd.DataFrame) -> dict[str, Answer]:
     """The numbers of the claims."""
     return {
         "never_below": intervals.smallest(table["least_drawn"]),

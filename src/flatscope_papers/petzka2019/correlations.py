@@ -30,7 +30,7 @@ from flatscope_papers.petzka2019.lenet import (
     SIZES,
     event_looks,
     judged_number,
-    looks,
+    look_table,
     readings,
     rule_seen,
     stages,
@@ -64,7 +64,7 @@ def figure_1(runs: Runs) -> Analysis:
     Four initialisations, four batch sizes, nine seeds; every network is looked at after a list of epochs, and when its
     mini-batch losses first fall below a list of limits.
     """
-    seen = looks(runs)
+    seen = look_table(runs)
     along = along_training(seen)
     table = pd.concat([along.assign(kind="correlation"), in_brief(seen).assign(kind="look")], ignore_index=True)
     analysis = _analysis(seen, along, runs.scale, table)

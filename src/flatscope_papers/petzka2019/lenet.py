@@ -116,7 +116,7 @@ def _config(size: Mapping[str, Any], variant: str, number: int, init: str, batch
     }
 
 
-def looks(runs: Runs) -> pd.DataFrame:
+def look_table(runs: Runs) -> pd.DataFrame:
     """One row per network and look: settings, errors, gaps, measures.
 
     `gap` is the mean test loss minus the mean training loss: the paper's 5 Σ_test − Σ_train over 50,000. Networks are

@@ -75,7 +75,7 @@ def _config(size: Mapping[str, Any], batch: int, rate: float, seed: int) -> dict
     }
 
 
-def looks(runs: Runs) -> pd.DataFrame:
+def look_table(runs: Runs) -> pd.DataFrame:
     """One row per network and look, at its end alone where it was not followed: settings, gaps, measures."""
     parts = []
     for number, stored in enumerate(runs.stored()):
@@ -103,7 +103,7 @@ def looks(runs: Runs) -> pd.DataFrame:
 
 def networks(runs: Runs) -> pd.DataFrame:
     """One row per network that the paper would have kept: settings, gap, measures."""
-    seen = looks(runs)
+    seen = look_table(runs)
     limit = math.inf if runs.scale == "smoke" else LARGEST_LOSS
     kept: pd.DataFrame = seen[(seen["epoch"] == seen["epoch"].max()) & (seen["train_loss"] <= limit)]
     plain = ["train.batch_size", "train.seed", "train_loss", "test_loss", "gap"]
@@ -112,7 +112,7 @@ def networks(runs: Runs) -> pd.DataFrame:
 
 def along_training(runs: Runs, columns: Mapping[str, str]) -> pd.DataFrame:
     """The correlations after every epoch that was looked at, and of networks at or below lower losses."""
-    seen = looks(runs)
+    seen = look_table(runs)
     return stop_rules.correlations(seen, list(columns), stop_rules.rules(seen, LIMITS))
 
 

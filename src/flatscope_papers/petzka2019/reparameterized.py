@@ -28,7 +28,7 @@ from flatscope_papers.petzka2019.lenet import (
     SIZES,
     event_looks,
     judged_number,
-    looks,
+    look_table,
     readings,
     rule_seen,
     stages,
@@ -65,7 +65,7 @@ def figure_2_of_looks(table: pd.DataFrame, scale: str) -> Analysis:
 @study("petzka2019-fig2", stages=stages, from_table=figure_2_of_looks, table_of="petzka2019-fig1")
 def figure_2(runs: Runs) -> Analysis:
     """Correlations after the output matrix was multiplied by a number from 5 to 25, the layer before divided."""
-    seen = looks(runs)
+    seen = look_table(runs)
     own = readings(seen)["σ = 0.1"]
     both = {"before": own, "after": rewritten(own)}
     along = pd.concat(

@@ -112,10 +112,10 @@ def table_1(runs: Runs) -> Analysis:
     """Trained networks, each written in many ways that compute the same function, by layers and by neurons."""
     frame, parts = runs.frame(), runs.frames("changes")
     moved = pd.concat([part.assign(network=i) for i, part in enumerate(parts)], ignore_index=True)
-    return Analysis(moved, found(moved, frame["weights_alone"]), lambda figure: _draw(figure, moved))
+    return Analysis(moved, answers_of(moved, frame["weights_alone"]), lambda figure: _draw(figure, moved))
 
 
-def found(moved: pd.DataFrame, alone: Any) -> dict[str, Answer]:
+def answers_of(moved: pd.DataFrame, alone: Any) -> dict[str, Answer]:
     """The numbers of the claims."""
 
     def worst(names: Mapping[str, str], ways: tuple[str, ...]) -> Answer:

@@ -117,10 +117,10 @@ def _apart(found: Tensor, due: Tensor) -> float:
 def basis_paths_study(runs: Runs) -> Analysis:
     """All paths of small networks written out: their number, their rank, and what the basis says about the rest."""
     table = runs.frame().drop(columns=["study", "seed", "device", "key"])
-    return Analysis(table, found(table), lambda figure: _draw(figure, table))
+    return Analysis(table, answers_of(table), lambda figure: _draw(figure, table))
 
 
-def found(table: pd.DataFrame) -> dict[str, Answer]:
+def answers_of(table: pd.DataFrame) -> dict[str, Answer]:
     """The numbers of the claims."""
     hidden = (table["layers"] - 1) * table["width"]
     independent = (table["corrected"] == table["basis"]) & (table["corrected_rank"] == table["basis"])

@@ -77,10 +77,10 @@ def simulated_bound(runs: Runs) -> Analysis:
 def simulated_of_table(table: pd.DataFrame, scale: str) -> Analysis:
     """Claim and figure; they need no more than the table."""
     del scale
-    return Analysis(table, found(table), lambda figure: _draw(figure, table))
+    return Analysis(table, answers_of(table), lambda figure: _draw(figure, table))
 
 
-def found(table: pd.DataFrame) -> dict[str, Answer]:
+def answers_of(table: pd.DataFrame) -> dict[str, Answer]:
     """The share of training sets for which the bound holds, at the size of the noise where it is the smallest."""
     kept = table.assign(holds=table["left"] <= table["right"]).groupby("sigma")["holds"].mean()
     could = f"below 1, where it could be broken, in {int((table['right'] < 1).sum())} of {len(table)} cases"

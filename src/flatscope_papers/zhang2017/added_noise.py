@@ -31,7 +31,7 @@ def _stages(scale: str) -> list[Stage]:
     return [Stage([made])]
 
 
-def found(along: pd.DataFrame) -> dict[str, Answer]:
+def answers_of(along: pd.DataFrame) -> dict[str, Answer]:
     """Estimates of the claims from curves with columns kind, seed, epoch and the errors."""
     late = along.sort_values("epoch").groupby(["kind", "seed"]).tail(LAST)
     means = late.groupby(["kind", "seed"])[["train_error", "test_error"]].mean()
@@ -51,7 +51,7 @@ def figure_6(runs: Runs) -> Analysis:
         history = stored.frame("history")[["epoch", "train_error", "test_error"]]
         parts.append(history.assign(kind=kind, seed=settings["seed"]))
     along = pd.concat(parts, ignore_index=True)[["kind", "seed", "epoch", "train_error", "test_error"]]
-    return Analysis(along, found(along), lambda figure: _draw(figure, along))
+    return Analysis(along, answers_of(along), lambda figure: _draw(figure, along))
 
 
 def _draw(figure: Figure, along: pd.DataFrame) -> None:

@@ -51,7 +51,7 @@ def counts() -> dict[str, int]:
     return {name: sum(p.numel() for p in build(name).parameters() if p.requires_grad) for name in NETWORKS}
 
 
-def found(points: pd.DataFrame, built: Mapping[str, int], *, full: bool) -> dict[str, Answer]:
+def answers_of(points: pd.DataFrame, built: Mapping[str, int], *, full: bool) -> dict[str, Answer]:
     """Estimates of the claims.
 
     Args:
@@ -103,7 +103,7 @@ def table_2(runs: Runs) -> Analysis:
     )
     built = counts()
     points.insert(1, "parameters", points["network"].map(built))
-    answers = found(points, built, full=runs.scale == "paper")
+    answers = answers_of(points, built, full=runs.scale == "paper")
     return Analysis(points, answers, lambda figure: _draw(figure, points, built))
 
 

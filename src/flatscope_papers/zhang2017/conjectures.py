@@ -118,7 +118,7 @@ def conjecture_of_table(both: pd.DataFrame, scale: str) -> Analysis:
     """Claims and figure of the saved table, which has networks and remarks one below the other."""
     del scale
     table = both[both["kind"] == "network"].dropna(axis="columns", how="all").reset_index(drop=True)
-    return Analysis(both, found(table, both[both["kind"] == "remark"]), lambda figure: _draw(figure, table))
+    return Analysis(both, answers_of(table, both[both["kind"] == "remark"]), lambda figure: _draw(figure, table))
 
 
 @study("zhang2017-conjecture1", stages=stages, from_table=conjecture_of_table)
@@ -133,7 +133,7 @@ def conjecture_study(runs: Runs) -> Analysis:
     return replace(conjecture_of_table(both, runs.scale), notes=notes)
 
 
-def found(table: pd.DataFrame, remarks: pd.DataFrame) -> dict[str, Answer]:
+def answers_of(table: pd.DataFrame, remarks: pd.DataFrame) -> dict[str, Answer]:
     """The numbers of the claims."""
     natural, random = (table[table["random"] == share] for share in (0.0, 1.0))
     return {

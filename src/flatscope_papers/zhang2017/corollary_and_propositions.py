@@ -74,10 +74,10 @@ def try_statements(config: Config, store: Store) -> Measured:
 def statements_study(runs: Runs) -> Analysis:
     """Random linear and polynomial regressions, separable classes and paths; numbers of the text computed again."""
     table = runs.frame().drop(columns=["study", "device", "key"])
-    return Analysis(table, found(table), lambda figure: _draw(figure, table))
+    return Analysis(table, answers_of(table), lambda figure: _draw(figure, table))
 
 
-def found(table: pd.DataFrame) -> dict[str, Answer]:
+def answers_of(table: pd.DataFrame) -> dict[str, Answer]:
     """The numbers of the claims."""
     sizes = log10_size_ratio(0.1, 10_000, form="sizes")
     return {

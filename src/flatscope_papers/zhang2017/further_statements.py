@@ -207,7 +207,7 @@ def _exact(seed: int) -> dict[str, float]:
 def further_of_table(table: pd.DataFrame, scale: str) -> Analysis:
     """Claims and figure; they need no more than the table."""
     del scale
-    return Analysis(table, found(table), lambda figure: _draw(figure, table))
+    return Analysis(table, answers_of(table), lambda figure: _draw(figure, table))
 
 
 @study("zhang2017-further", stages=stages, from_table=further_of_table)
@@ -216,7 +216,7 @@ def further_study(runs: Runs) -> Analysis:
     return further_of_table(runs.frame().drop(columns=["study", "device", "key"]), runs.scale)
 
 
-def found(table: pd.DataFrame) -> dict[str, Answer]:
+def answers_of(table: pd.DataFrame) -> dict[str, Answer]:
     """The numbers of the claims."""
     tolerances = table["input_tolerance"] / table["weight_tolerance"]
     noise = f"temperature {TEMPERATURE:g}, then without noise to a training loss of {LOSS}"

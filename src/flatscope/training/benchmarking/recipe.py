@@ -243,7 +243,7 @@ def rescaled_twin(problem: Problem, seed: int) -> Problem:
     return Problem(twin, train=pair, initial=problem.initial)
 
 
-def looks(rows: pd.DataFrame, measures: Collection[str]) -> list[list[Config]]:
+def measuring_units(rows: pd.DataFrame, measures: Collection[str]) -> list[list[Config]]:
     """Units of `measure_networks` for these networks, the quick measures of all networks first."""
     chosen = [entry for entry in declarations().values() if entry.name in measures]
     quick, long = ([entry.name for entry in chosen if (entry.cost == "long") is wanted] for wanted in (False, True))
@@ -285,7 +285,7 @@ def build(store: Store, *, workers: int | None = None) -> tuple[pd.DataFrame, di
     began = sorted({tuple(config["measures"]) for config, _ in measured(store)})
     fresh = declarations().keys() - LEFT_OUT - set(itertools.chain(*began))
     for names in (*began, fresh):
-        run_units(looks(rows, names), LOOK_WORK, store, workers=workers)
+        run_units(measuring_units(rows, names), LOOK_WORK, store, workers=workers)
     return collected(rows, store)
 
 
