@@ -52,3 +52,16 @@ def test_pages_that_only_the_site_has_are_named_with_what_they_are_made_of() -> 
         assert f'pages["{name}.md"]' in (ROOT / "docs" / "generate" / "hooks.py").read_text("utf-8")
     for path in re.findall(r"`((?:docs|src)/[^`]+)`", text):
         assert (ROOT / path).is_file(), path
+
+
+def test_the_logo_of_the_site_is_that_of_the_report() -> None:
+    report = (ROOT / "src/flatscope/reports/template.html").read_text("utf-8")
+    (drawn,) = re.findall(r'<p class="brand"><svg[^>]*><path d="([^"]+)"', report)
+    for picture in ("docs/generate/theme/.icons/flatscope/logo.svg", "docs/images/icon.svg"):
+        assert f'd="{drawn}"' in (ROOT / picture).read_text("utf-8"), picture
+    colours = re.findall(
+        r"--(c0|c1|paper|ink): light-dark\((#\w+), (#\w+)\)", (ROOT / "src/flatscope/reports/page.css").read_text()
+    )
+    style = (ROOT / "docs/style.css").read_text("utf-8")
+    assert len(colours) == 4
+    assert all(light in style and dark in style for _, light, dark in colours)

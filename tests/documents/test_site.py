@@ -86,6 +86,20 @@ def test_the_check_of_links_bites(tmp_path: Path) -> None:
     assert broken_links(tmp_path) == ["a.html -> b.html#gone", "a.html -> none.png"]
 
 
+def test_every_how_to_page_is_two_clicks_from_the_first(site: Path) -> None:
+    def led_to(page: Path) -> set[Path]:
+        text = page.read_text(encoding="utf-8")
+        content = text[text.index("<article") : text.index("</article>")]  # what is read, not the menus around it
+        return {(page.parent / urlsplit(target).path).resolve() for target in Links(content).targets}
+
+    one = {page for page in led_to(site / "index.html") if page.suffix == ".html"}
+    two = one.union(*map(led_to, one))
+    assert set((site / "how-to").resolve().glob("*.html")) <= two
+    assert {
+        (site / f"{name}.html").resolve() for name in ("install", "tutorial", "choose", "whats-new", "limits")
+    } <= two
+
+
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
