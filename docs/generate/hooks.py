@@ -110,7 +110,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         if re.match(r"[a-z]+:", target):
             return match[0]
         path, after = os.path.normpath(os.path.join(os.path.dirname(source), target)), match[3]
-        if path == GENERATED:
+        if path == GENERATED and after.startswith("#"):
             path, after = f"docs/{after.lstrip('#').rstrip(')')}.md", ")"
         elif path.startswith("docs/") and source.startswith("docs/"):
             return match[0]
