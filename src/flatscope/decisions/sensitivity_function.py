@@ -21,13 +21,14 @@ from flatscope.decisions.curvature_diagonals import output_diagonals
 from flatscope.decisions.rises import Rises, rises_in_time
 from flatscope.decisions.sample_means import NOTHING, Uncertain
 from flatscope.decisions.sensitivity import COLUMNS, Sensitivity
+from flatscope.decisions.slopes import Steps
 from flatscope.errors import InputError, NotApplicable, differentiated_twice, refuse_unknown
 from flatscope.isolation import own_settings
 from flatscope.measures.weight_flatness import layer_trace
 from flatscope.network.layers import Layer
 from flatscope.params import norm
 from flatscope.problem import Problem
-from flatscope.progress import progress
+from flatscope.progress import Advance, progress
 from flatscope.registry import Value
 from flatscope.result import columns_of
 from flatscope.sampling import out_of_time
@@ -113,12 +114,7 @@ def _sensitivity(
     with progress("Measuring layers", total=len(tasks), lines=True) as advance:
         for group in _groups(ctx, tasks):
             steps = {} if out_of_time(ctx) else _steps(ctx, group, rule)
-            rises: dict[Any, Uncertain] = {}
-            at_once = ctx.effort.limits.measured_together
-            for start in range(0, len(steps), at_once):
-                part = group[start : start + at_once]
-                rises |= rises_in_time(ctx, {task.key: steps[task.key] for task in part}, trapezoid=trapezoid)
-                advance(len(part), note=part[-1].layer.name)
+            rises = _measured_rises(ctx, group if steps else [], steps, trapezoid, advance)
             steps = {key: step for key, step in steps.items() if (key, "rise") in rises}
             predicted, no_prediction = None, ""
             if steps:
@@ -143,6 +139,19 @@ def _sensitivity(
         "remarks": [*dict.fromkeys([*problem.remarks, *ctx.remarks, *whole.remarks])],
     }
     return Sensitivity(columns_of(rows, COLUMNS, "sensitivity"), meta, problem)
+
+
+def _measured_rises(
+    ctx: Context, group: Sequence[Task], steps: Steps, trapezoid: bool, advance: Advance
+) -> dict[Any, Uncertain]:
+    """Measured rises of the loss by task, as many at once as memory and the time allow."""
+    rises: dict[Any, Uncertain] = {}
+    at_once = ctx.effort.limits.measured_together
+    for start in range(0, len(group), at_once):
+        tasks = group[start : start + at_once]
+        rises |= rises_in_time(ctx, {task.key: steps[task.key] for task in tasks}, trapezoid=trapezoid)
+        advance(len(tasks), note=tasks[-1].layer.name)
+    return rises
 
 
 def _chosen(ctx: Context, names: Sequence[str] | None) -> list[Layer]:
