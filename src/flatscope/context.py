@@ -303,6 +303,7 @@ def sample_margins(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def _gradient(ctx: Context) -> Params:
+    """Gradient of the mean training loss by every trainable parameter, in float64."""
     names = ctx.problem.trainable
     total = {name: torch.zeros_like(ctx.params[name], dtype=torch.float64) for name in names}
     for inputs, targets in ctx.share():

@@ -57,11 +57,11 @@ class Sampler(ABC, Generic[T]):
         return f"{self.most:,.0f} draws"
 
     @abstractmethod
-    def draw(self, until: int) -> str:
-        """Go on to so many draws, or past them; why it ended before, empty where it did not."""
+    def draw_until(self, number: int) -> str:
+        """Take draws until there are so many, perhaps a few more; returns why it stopped before, or an empty string."""
 
     @abstractmethod
-    def errors(self, precision: float) -> list[float]:
+    def relative_errors(self, precision: float) -> list[float]:
         """Relative standard errors of the values; larger than `precision` while one cannot be relied on."""
 
     @abstractmethod
@@ -96,8 +96,8 @@ def sample_until(sampler: Sampler[T], precision: float) -> T:
         sampler: the draws.
         precision: the largest relative standard error.
     """
-    ended = sampler.draw(sampler.first_look)
-    while imprecise := [error for error in sampler.errors(precision) if not error <= precision]:
+    ended = sampler.draw_until(sampler.first_look)
+    while imprecise := [error for error in sampler.relative_errors(precision) if not error <= precision]:
         if ended:
             return sampler.result(ended)
         needed = draws_needed(sampler.taken, imprecise, precision)
@@ -114,7 +114,7 @@ def sample_until(sampler: Sampler[T], precision: float) -> T:
                 f"stopped after {tried}: {sampler.limit}, the most allowed, are too few for most values"
             )
         if not sampler.improve(needed):
-            ended = sampler.draw(sampler.next_look(draws_needed(sampler.taken, reachable, precision)))
+            ended = sampler.draw_until(sampler.next_look(draws_needed(sampler.taken, reachable, precision)))
     return sampler.result("")
 
 
@@ -264,9 +264,9 @@ class BlockDraws(Sampler[Draws]):
         """As many as were allowed."""
         return self._most
 
-    def draw(self, until: int) -> str:
-        """Blocks until there are so many draws."""
-        while self.taken < min(until, self._most):
+    def draw_until(self, number: int) -> str:
+        """Take blocks of draws until there are so many, or none are left."""
+        while self.taken < min(number, self._most):
             if self.taken >= 2 and self._late():
                 return TIME_IS_UP
             block = next(self._blocks, None)
@@ -277,8 +277,8 @@ class BlockDraws(Sampler[Draws]):
             self.taken = len(self._draws.samples)
         return ""
 
-    def errors(self, precision: float) -> list[float]:
-        """Of every mean; infinite before the first look, and where all draws are wanted."""
+    def relative_errors(self, precision: float) -> list[float]:
+        """Relative standard error of every mean; infinite before the first look, and where all draws are wanted."""
         if precision <= 0 or self.taken < self.first_look:
             return [math.inf]
         pairs = zip(self._draws.means, self._draws.stderrs, strict=True)

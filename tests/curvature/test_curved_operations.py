@@ -302,7 +302,9 @@ def test_values_out_of_reach_are_not_waited_for() -> None:
 def test_it_goes_on_where_most_imprecise_values_are_within_reach() -> None:
     problem = gated().problem()
     errors = sorted(
-        drawn(Context(problem), STANDARD.surrender_draws).errors(1.0, ("trace", "kappa_trace", "relative_flatness"))
+        drawn(Context(problem), STANDARD.surrender_draws).relative_errors(
+            1.0, ("trace", "kappa_trace", "relative_flatness")
+        )
     )
     assert len(errors) > 4
     share = math.sqrt(STANDARD.surrender_draws / STANDARD.most_draws)

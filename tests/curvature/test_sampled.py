@@ -160,7 +160,7 @@ def test_one_rule_for_exact_and_sampled() -> None:
     assert Context(few).cached(column_sweep).draws == 0, "sixteen columns are always taken all"
     sampled = Context(many, effort=Effort(precision=0.05)).cached(column_sweep)
     assert 0 < sampled.draws < 150
-    assert max(sampled.errors(0.05)) <= 0.05
+    assert max(sampled.relative_errors(0.05)) <= 0.05
     exact = Context(many).cached(column_sweep, precision=0.0)
     assert exact.draws == 0
     assert Context(many, effort=Effort(precision=1e-4)).cached(column_sweep).draws == 0, "so many draws cost more"

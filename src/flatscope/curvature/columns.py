@@ -76,21 +76,21 @@ class ColumnDraws(Sampler[Curvature]):
         route = self._route
         return sweep_pass(self._ctx, draws, route.not_covered, self._rows, route.places)
 
-    def draw(self, until: int) -> str:
-        """One pass over the data with the next draws."""
+    def draw_until(self, number: int) -> str:
+        """Pass over the data once, with the next draws."""
         try:
-            found = self._pass(range(self.taken, until))
+            found = self._pass(range(self.taken, number))
         except NotApplicable as late:
             if self._found is None:
                 raise
             return str(late)
         self._found = found if self._found is None else self._found.joined(found)
-        self.taken = until
+        self.taken = number
         return TIME_IS_UP if out_of_time(self._ctx) else ""
 
-    def errors(self, precision: float) -> list[float]:
-        """Of the network's values and the layers'."""
-        return self.result("").errors(precision, WITHOUT_UNITS if self._curved else None)
+    def relative_errors(self, precision: float) -> list[float]:
+        """Relative standard errors of the network's values and the layers'."""
+        return self.result("").relative_errors(precision, WITHOUT_UNITS if self._curved else None)
 
     def exact(self, needed: float) -> Curvature | None:
         """All columns, where they are no more than those of the draws that are needed."""
@@ -111,7 +111,7 @@ class ColumnDraws(Sampler[Curvature]):
         noisier = noisier_by_columns(self._ctx, self.result(""), self._route.precision)
         if noisier:
             self._route, self._found, self.taken = self._route.by_products(noisier), None, 0
-            self.draw(self.first_look)
+            self.draw_until(self.first_look)
         return bool(noisier)
 
     def next_look(self, needed: float) -> int:

@@ -168,16 +168,16 @@ class HutchinsonDraws(Sampler[DiagonalSums]):
         """The products that are allowed."""
         return f"{self._asked.most_products:,} products"
 
-    def draw(self, until: int) -> str:
-        """Products with random signs, kept for a deflation as long as there are few."""
+    def draw_until(self, number: int) -> str:
+        """Take products with random signs, kept for a deflation as long as there are few."""
         keep = self._may_deflate and self.taken < self._limits.first_look
-        count = until - self.taken if not self.taken else min(until, int(self.most)) - self.taken
+        count = number - self.taken if not self.taken else min(number, int(self.most)) - self.taken
         self._take(max(1, count), keep)
         self.taken = self.spread.n
         return TIME_IS_UP if self._late() else ""
 
-    def errors(self, precision: float) -> list[float]:
-        """Relative standard errors of the values that have a row; none where the known part has a larger error."""
+    def relative_errors(self, precision: float) -> list[float]:
+        """Relative standard error of every value that has a row; 0 where the draws' is below that of its known part."""
         spread, found = self.spread, []
         values, stderrs = spread.values(self._known), spread.stderrs
         for key in (key for key in values if self._operator.has_row(key[0])):

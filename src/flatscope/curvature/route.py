@@ -268,7 +268,7 @@ def noisier_by_columns(ctx: Context, found: Curvature, precision: float) -> dict
     operator = LayerDirections(ctx, "trace", [layer.weight for layer in slow])
     signs = Signs(ctx.seed, "noise of products")
     products = HutchinsonDraws(operator, signs, Asked(0.0, limits.most_products), limits)
-    products.draw(products.first_look)
+    products.draw_until(products.first_look)
     noisier: list[str | None] = []
     for layer in slow:
         by_columns = float(means[layer].stderr) ** 2 * found.draws

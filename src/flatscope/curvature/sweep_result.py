@@ -203,7 +203,7 @@ class Curvature:
             together.append(replace(mean, n=round(n), **parts))
         return replace(self, means=dict(zip(self.means, together, strict=True)))
 
-    def errors(self, wanted: float, quantities: Sequence[str] | None = None) -> list[float]:
+    def relative_errors(self, wanted: float, quantities: Sequence[str] | None = None) -> list[float]:
         """Relative standard errors of the values of the network and the layers; of units that of the largest.
 
         An error of too few degrees of freedom is at least so large that more draws are asked for.

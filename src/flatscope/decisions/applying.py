@@ -185,14 +185,17 @@ def _applied(model: nn.Module, moving: dict[str, int], rounding: str, problem: P
 def _rises(
     base: Problem, steps: Mapping[str, Params], copy: nn.Module
 ) -> dict[str, tuple[Uncertain, Uncertain, float]]:
-    """Joint rise, change of the error, and sum of the rises one by one, on training and test samples."""
+    """Joint rise, change of the error and sum of the rises one by one: of the training and the test samples.
+
+    The sum is that of the training samples alone.
+    """
     rounded = _with_weights_of(base, copy)
     step = {name: rounded.params[name] - value for name, value in base.params.items() if _moved(base, rounded, name)}
     found = {"test": (NOTHING, NOTHING, math.nan)}
     for part in ("train",) if base.test is None else ("train", "test"):
         alone = {layer: one for layer, one in steps.items() if part == "train"}
         rises = measured_rises(Context(base), {ALL: step, **alone}, part, trapezoid=False)
-        total = sum(rises[layer, "rise"].value for layer in alone)
+        total = sum(rises[layer, "rise"].value for layer in alone) if part == "train" else math.nan
         found[part] = rises[ALL, "rise"], rises.get((ALL, "error"), NOTHING), total
     return found
 

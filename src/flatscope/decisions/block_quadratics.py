@@ -79,14 +79,14 @@ class QuadraticDraws(Sampler[Predicted]):
         """As many as are ever drawn."""
         return self._limits.most_draws
 
-    def draw(self, until: int) -> str:
-        """One pass over the data."""
-        self.taken = min(until, self._limits.most_draws)
+    def draw_until(self, number: int) -> str:
+        """Pass over the data once, with so many draws."""
+        self.taken = min(number, self._limits.most_draws)
         self._rises, self._error = _swept(self._ctx, self._steps, self.taken)
         return TIME_IS_UP if out_of_time(self._ctx) else ""
 
-    def errors(self, precision: float) -> list[float]:
-        """The largest of the steps'."""
+    def relative_errors(self, precision: float) -> list[float]:
+        """The largest relative standard error of the steps."""
         del precision
         return [self._error]
 

@@ -113,9 +113,9 @@ class TensorDraws(Sampler[Diagonals]):
         """As many as are ever drawn."""
         return self._ctx.effort.limits.most_draws
 
-    def draw(self, until: int) -> str:
-        """One after the other."""
-        while self.taken < min(until, self.most):
+    def draw_until(self, number: int) -> str:
+        """Add draws to the running means, one after the other, until there are so many or the time is up."""
+        while self.taken < min(number, self.most):
             if self.taken >= 2 and out_of_time(self._ctx):
                 return TIME_IS_UP
             self._add(self._by_draw(self.taken))
@@ -137,8 +137,8 @@ class TensorDraws(Sampler[Diagonals]):
             for name, square in self._squares.items()
         }
 
-    def errors(self, precision: float) -> list[float]:
-        """Of every tensor, the root of its entries' summed squared errors over that of their squares."""
+    def relative_errors(self, precision: float) -> list[float]:
+        """Relative error of every tensor: the root of its entries' summed squared errors over that of their squares."""
         del precision
         lengths = [(float(self._means[name].norm()), float(noise.norm())) for name, noise in self._stderrs().items()]
         return [noise / size if size > 0 else math.inf if noise > 0 else 0.0 for size, noise in lengths]
@@ -151,7 +151,7 @@ class TensorDraws(Sampler[Diagonals]):
         """The means, with what is missing from the precision in the words."""
         words = self._way.format(self.taken)
         if ended:
-            words += f"; asked for {self._precision:.2g} relative, reached {max(self.errors(0)):.2g}"
+            words += f"; asked for {self._precision:.2g} relative, reached {max(self.relative_errors(0)):.2g}"
         return Diagonals(self._means, self._stderrs(), dict.fromkeys(self._means, words))
 
 

@@ -119,9 +119,9 @@ class NoiseDraws(Sampler[dict[float, ErrorRate]]):
         """As many as were allowed."""
         return self._draws
 
-    def draw(self, until: int) -> str:
-        """The same draws for all levels that are not precise yet."""
-        until = min(until, self._draws)
+    def draw_until(self, number: int) -> str:
+        """Measure the levels that are not precise yet under further draws, the same for all."""
+        until = min(number, self._draws)
         rates = errors_under_noise(self._ctx, self._imprecise, self._draws, self.taken, until)
         for gamma, each in zip(self._imprecise, rates, strict=True):
             self._total[gamma] = self._total[gamma] + each * (until - self.taken)
@@ -129,8 +129,8 @@ class NoiseDraws(Sampler[dict[float, ErrorRate]]):
         self.taken = until
         return TIME_IS_UP if out_of_time(self._ctx) else ""
 
-    def errors(self, precision: float) -> list[float]:
-        """Of the levels."""
+    def relative_errors(self, precision: float) -> list[float]:
+        """Relative standard errors of the levels that are not precise yet."""
         errors = {gamma: self._found[gamma].relative_error() for gamma in self._imprecise}
         self._imprecise = tuple(gamma for gamma, error in errors.items() if not error <= precision)
         return list(errors.values())

@@ -197,7 +197,7 @@ def sum_paths(paths: Paths, op: Operation) -> tuple[Tensor, float]:
 
 
 def maximum(paths: Paths, op: Operation) -> tuple[Any, float]:
-    """Of two tensors or along axes; a minimum is one of its arguments as well."""
+    """Sums over paths behind a maximum or minimum, of two tensors or along axes: the largest of them, or their sum."""
     given = op.named("input", "dim", "keepdim")
     other = given.get("other", given.get("dim"))
     if isinstance(other, Tensor):

@@ -243,24 +243,24 @@ def _scatter(
     style: dict[str, Any] = {"s": 20, "alpha": 0.75, "linewidths": 0}
     known = np.isfinite(x) & np.isfinite(y)
 
-    def marks(ax: Axes, rows: Any, **look: Any) -> Any:
+    def draw_marks(ax: Axes, rows: Any, **look: Any) -> Any:
         drawn = ax.scatter(x[rows], y[rows], **style, **look)
         drawn.set_urls(list(names[rows]))
         return drawn
 
     def draw(ax: Axes) -> None:
         if colour_by is None:
-            marks(ax, known, color=COLOURS[0])
+            draw_marks(ax, known, color=COLOURS[0])
         elif colour_by.nunique() <= MOST_LEVELS:
             codes, levels = pd.factorize(colour_by, sort=True)
             for n, level in enumerate(levels):
                 label = level if isinstance(level, str) else f"{level:g}"
-                marks(ax, known & (codes == n), color=COLOURS[n], marker=MARKERS[n], label=shortened(label))
-            marks(ax, known & (codes < 0), color=COLOURS[-1])
+                draw_marks(ax, known & (codes == n), color=COLOURS[n], marker=MARKERS[n], label=shortened(label))
+            draw_marks(ax, known & (codes < 0), color=COLOURS[-1])
             title = shortened(str(colour_by.name), 30)
             legend_above(ax, columns=4, title=title, title_fontsize=9, handletextpad=0.1)
         else:
-            drawn = marks(ax, known, c=colour_by.to_numpy(dtype="float64")[known], cmap="viridis")
+            drawn = draw_marks(ax, known, c=colour_by.to_numpy(dtype="float64")[known], cmap="viridis")
             bar = ax.figure.colorbar(drawn, ax=ax)
             scale_axis(bar.ax.yaxis, shortened(str(colour_by.name), 30))
         for axis, title, values in ((ax.xaxis, shortened(entry.measure, 40), x), (ax.yaxis, population.target, y)):
