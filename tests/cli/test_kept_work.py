@@ -100,7 +100,7 @@ def test_a_comparison_of_many_networks_fits_a_terminal(capsys: pytest.CaptureFix
     found = fs.compare(networks, small_data(), ["l2_norm", "margin"])
     show_comparison(found)
     shown = capsys.readouterr()
-    assert len(shown.out) < 20_000
+    assert len(shown.out) < 5_000
     assert "60 networks are too many" in shown.err
 
 

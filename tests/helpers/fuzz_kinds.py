@@ -285,7 +285,7 @@ def kinds() -> dict[str, Kind]:
         f"{name}{ending}": _result(name, ending)
         for name, endings in {
             "table": (".json", ".parquet"), "audit": (".json", ".parquet"), "comparison": (".json",),
-            "surface": (".npz", ".parquet", ".json"), "simplex": (".npz", ".json"),
+            "surface": (".npz", ".parquet", ".json"), "simplex": (".npz", ".parquet", ".json"),
         }.items()
         for ending in endings
     }  # fmt: skip
