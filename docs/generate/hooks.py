@@ -155,8 +155,13 @@ def on_page_content(html_text: str, page: Page, config: MkDocsConfig, files: Fil
     html_text = re.sub(
         r"<code>(\w+)</code>", lambda name: f'<code class="name">{name[1].replace("_", "_<wbr>")}</code>', html_text
     )
-    html_text = OUTPUT.sub(lambda block: block[1] + SENTENCE.sub(_wrapped, block[2]) + block[3], html_text)
+    html_text = OUTPUT.sub(_broken_as_text, html_text)
     return re.sub(r'<(span|div) class="arithmatex">(.*?)</\1>', drawn, html_text, flags=re.DOTALL)
+
+
+def _broken_as_text(block: re.Match[str]) -> str:
+    """Printed sentences as lines that may break; code, whose words are coloured, stays as it is."""
+    return block[0] if "<span" in block[2] else block[1] + SENTENCE.sub(_wrapped, block[2]) + block[3]
 
 
 def _wrapped(line: re.Match[str]) -> str:
