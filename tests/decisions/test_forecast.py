@@ -154,3 +154,26 @@ def test_nothing_of_the_user_changes() -> None:
     for each, state in zip((model, other), states, strict=True):
         assert all(torch.equal(value, state[name]) for name, value in each.state_dict().items())
     assert problem.trainable == ("0.down.weight", "0.up.weight", "2.down.weight", "2.up.weight")
+
+
+class LargestOfBag(nn.Module):
+    """A table whose entries are joined by their maximum: torch has no second derivative of it, nor a forward one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bag, self.head = nn.EmbeddingBag(8, 4, mode="max"), nn.Linear(4, 3)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.head(self.bag(tokens))
+
+
+def test_what_cannot_be_predicted_is_measured_all_the_same() -> None:
+    torch.manual_seed(0)
+    model, x, y = LargestOfBag().double().eval(), torch.randint(8, (20, 3)), torch.randint(3, (20,))
+    other = moved_copy(model)
+    found = fs.forecast(fs.Problem(model, train=(x, y)), other)
+    rise = nn.functional.cross_entropy(other(x), y) - nn.functional.cross_entropy(model(x), y)
+    assert found.measured.value == pytest.approx(float(rise.detach()), rel=1e-9)
+    assert math.isnan(found.predicted.value)
+    assert "twice" in found.to_frame()["reason"][0]
+    assert "; not predicted." in found.headline

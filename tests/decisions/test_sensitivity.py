@@ -559,3 +559,29 @@ def test_an_allocation_is_a_dictionary() -> None:
     problem, _, _, _ = problem_of("mlp")
     allocation = fs.sensitivity(problem, bits=(4,), sparsity=()).allocate(4)
     assert json.loads(json.dumps(allocation)) == allocation == {"0": 4, "2": 4, "4": 4}
+
+
+def test_names_and_allocations_of_another_kind_are_read_or_refused() -> None:
+    problem, model, _, _ = problem_of("mlp")
+    s = fs.sensitivity(problem, bits=(4,), sparsity=(), trapezoid=False)
+    assert list(s.allocate(4, layers="2")) == ["2"]
+    assert fs.sensitivity(problem, bits=4, sparsity=(), layers="2").layers == ["2"]
+    with pytest.raises(fs.InputError, match="known layer"):
+        fs.sensitivity(problem, layers="02")
+    with pytest.raises(fs.InputError, match="names of layers, got none"):
+        fs.sensitivity(problem, layers=[])
+    with pytest.raises(fs.InputError, match="names of layers, got none"):
+        s.allocate(4, layers=())
+    with pytest.raises(fs.InputError, match=r"\{layer: bits\}, got list"):
+        s.apply(model, [4])  # type: ignore[arg-type]
+    for option in ("bits", "sparsity"):
+        with pytest.raises(fs.InputError, match=f"{option}: expected numbers, got None"):
+            fs.sensitivity(problem, **{option: None})  # type: ignore[arg-type]
+
+
+def test_one_sample_resolves_nothing() -> None:
+    _, model, x, y = problem_of("mlp")
+    s = fs.sensitivity(fs.Problem(model, train=(x[:1], y[:1])), bits=(2,), sparsity=())
+    assert s.to_frame()["measured"].max() > 0
+    assert s.headline.startswith("At 2 bits, 3 of 3 layers cost nothing that these samples resolve")
+    assert len(s.figure().axes[0].texts) == 3

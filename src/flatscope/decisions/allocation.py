@@ -131,6 +131,16 @@ class Allocation(dict[str, int], Result):
             )
 
 
+def named_layers(names: Sequence[str] | None, known: Sequence[str]) -> list[str]:
+    """Layers of these names, a single one among them as it is; all for None."""
+    wanted = list(known) if names is None else [names] if isinstance(names, str) else list(names)
+    for name in wanted:
+        refuse_unknown(name, known, "layer")
+    if not wanted:
+        raise InputError("names of layers", "none", where="layers", fix="Leave it out for all layers")
+    return wanted
+
+
 def _parted(weight: str) -> tuple[str, str]:
     """The parameter that holds a layer's weight, and what makes it the weight; "" where it is that as it stands."""
     name, bracket, rest = weight.partition("[")
@@ -156,9 +166,8 @@ def allocate(
         raise InputError("a positive number of bits", repr(mean_bits), where="mean_bits")
     refuse_unless_whole(unchanged_bits, "unchanged_bits")
     known = list(dict.fromkeys(frame["layer"]))
-    for layer in layers or ():
-        refuse_unknown(layer, known, "layer")
-    rows = frame[frame["bits"].notna() & frame["measured"].notna() & frame["layer"].isin(layers or known)]
+    wanted = named_layers(layers, known)
+    rows = frame[frame["bits"].notna() & frame["measured"].notna() & frame["layer"].isin(wanted)]
     if rows.empty:
         fix = "Pass bits=(8, 4, 3, 2) to sensitivity"
         raise InputError("layers whose rounding was measured", "none", where="allocate", fix=fix)

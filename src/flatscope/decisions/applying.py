@@ -139,6 +139,8 @@ def apply_allocation(
     """
     if not isinstance(model, nn.Module):
         raise InputError("a torch.nn.Module", type(model).__name__, where="apply")
+    if not isinstance(allocation, Mapping):
+        raise InputError("{layer: bits}", type(allocation).__name__, where="apply, allocation", fix="s.allocate(4)")
     known = list(dict.fromkeys(frame["layer"]))
     for layer in allocation:
         refuse_unknown(layer, known, "layer")

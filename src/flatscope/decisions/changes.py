@@ -74,7 +74,7 @@ def changes_of(bits: Iterable[int], sparsity: Iterable[float]) -> tuple[Change, 
 
 def checked_bits(bits: Any) -> tuple[int, ...]:
     """Numbers of bits, each once."""
-    given: tuple[Any, ...] = (bits,) if isinstance(bits, Real) else tuple(bits)
+    given = _several(bits, "bits")
     for b in given:
         if isinstance(b, bool) or not isinstance(b, int) or not LEAST_BITS <= b <= MOST_BITS:
             raise InputError(f"whole numbers of bits from {LEAST_BITS} to {MOST_BITS}", repr(b), where="bits")
@@ -83,12 +83,20 @@ def checked_bits(bits: Any) -> tuple[int, ...]:
 
 def checked_shares(sparsity: Any) -> tuple[float, ...]:
     """Shares of zeros, each once."""
-    given: tuple[Any, ...] = (sparsity,) if isinstance(sparsity, Real) else tuple(sparsity)
+    given = _several(sparsity, "sparsity")
     for share in given:
         if isinstance(share, bool) or not isinstance(share, Real) or not 0 < float(share) <= 1:
             fix = "0.5 sets half of the weights to zero"
             raise InputError("shares of the weights above 0 and up to 1", repr(share), where="sparsity", fix=fix)
     return tuple(dict.fromkeys(float(share) for share in given))
+
+
+def _several(given: Any, where: str) -> tuple[Any, ...]:
+    if isinstance(given, Real):
+        return (given,)
+    if not isinstance(given, Iterable):
+        raise InputError("numbers", repr(given), where, "() for none of them")
+    return tuple(given)
 
 
 def output_rows(weight: Tensor, layer: Layer) -> Tensor:

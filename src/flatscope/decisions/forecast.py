@@ -107,7 +107,8 @@ class Forecast(DrawnResult):
     def headline_lines(self) -> list[str]:
         """Change of the loss, the layers that cause it, and whether the prediction was right."""
         measured, predicted = self.measured, self.predicted
-        lines = [f"The new weights change this loss by {_text(measured)}; predicted {_text(predicted)}."]
+        told = "not predicted" if math.isnan(predicted.value) else f"predicted {_text(predicted)}"
+        lines = [f"The new weights change this loss by {_text(measured)}; {told}."]
         if not math.isnan(self.error_change.value):
             lines.append(f"Change of the error: {_text(self.error_change)}.")
         shares = self._frame[self._frame["layer"] != ALL].sort_values("predicted", ascending=False)
@@ -204,7 +205,7 @@ def _forecast(problem: Problem, new_weights: nn.Module | Mapping[str, Tensor], e
     step = _step(ctx, replacements)
     layers = _by_layer(ctx, step)
     statistics = _statistics(problem, replacements)
-    joint = rises_in_time(ctx, {ALL: step}, buffers={ALL: statistics})
+    joint = _joint(ctx, step, statistics)
     try:
         with differentiated_twice():
             shares, reason = _shares(ctx, step, layers), ""
@@ -223,6 +224,15 @@ def _forecast(problem: Problem, new_weights: nn.Module | Mapping[str, Tensor], e
         rows.append(_row(ctx, BUFFERS, {}, {}, alone, "no weights: not predicted"))
     meta = {**ctx.provenance(begun), "notes": _notes(step, statistics), "remarks": list(problem.remarks)}
     return Forecast(columns_of(rows, COLUMNS, "forecast"), meta)
+
+
+def _joint(ctx: Context, step: Params, statistics: Params) -> Mapping[Any, Uncertain]:
+    """Rise with all that moves; without the trapezoid where the slope along the step cannot be told."""
+    try:
+        with differentiated_twice():
+            return rises_in_time(ctx, {ALL: step}, buffers={ALL: statistics})
+    except NotApplicable:
+        return rises_in_time(ctx, {ALL: step}, trapezoid=False, buffers={ALL: statistics})
 
 
 def _given_weights(problem: Problem, new_weights: nn.Module | Mapping[str, Tensor]) -> dict[str, Tensor]:

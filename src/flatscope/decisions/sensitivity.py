@@ -171,7 +171,7 @@ class Sensitivity(DrawnResult):
         table = self._frame.pivot(index="layer", columns="what", values="measured").reindex(self.layers)[whats]
         errors = self._frame.pivot(index="layer", columns="what", values="measured_stderr").reindex(self.layers)[whats]
         heights = table.to_numpy()
-        resolved = heights > RESOLVED * np.nan_to_num(errors.to_numpy())
+        resolved = heights > RESOLVED * np.nan_to_num(errors.to_numpy(), nan=math.inf)
         shown = np.where(resolved & (heights > 0), heights, np.nan)
         drawn = None
         if np.isfinite(shown).any():
@@ -237,7 +237,7 @@ def _rise(row: Any) -> str:
 def _line(rows: pd.DataFrame, what: str) -> str:
     """Sentence on the rise of the loss at one number of bits."""
     total, worst = float(rows["measured"].sum()), rows.iloc[int(rows["measured"].argmax())]
-    free = rows["measured"] <= RESOLVED * rows["measured_stderr"].fillna(0)
+    free = rows["measured"] <= RESOLVED * rows["measured_stderr"].fillna(math.inf)  # of one sample
     return (
         f"At {what}, {int(free.sum())} of {numbered(len(rows), 'layer')} cost nothing that these samples resolve; "
         f"most sensitive: {worst['layer']} ({_rise(worst)}); sum of single rises {number(total, 2)}."

@@ -15,6 +15,7 @@ from torch import Tensor
 from flatscope.context import Context, Effort, make_effort
 from flatscope.curvature.memory import allowed
 from flatscope.decisions.all_weights import place_of, unfrozen
+from flatscope.decisions.allocation import named_layers
 from flatscope.decisions.block_quadratics import Predicted, predicted_rises
 from flatscope.decisions.changes import Change, Rounding, changed, changes_of
 from flatscope.decisions.curvature_diagonals import output_diagonals
@@ -22,7 +23,7 @@ from flatscope.decisions.rises import Rises, rises_in_time
 from flatscope.decisions.sample_means import NOTHING, Uncertain
 from flatscope.decisions.sensitivity import COLUMNS, Sensitivity
 from flatscope.decisions.slopes import Steps
-from flatscope.errors import InputError, NotApplicable, differentiated_twice, refuse_unknown
+from flatscope.errors import InputError, NotApplicable, differentiated_twice
 from flatscope.isolation import own_settings
 from flatscope.measures.weight_flatness import layer_trace
 from flatscope.network.layers import Layer
@@ -160,9 +161,8 @@ def _chosen(ctx: Context, names: Sequence[str] | None) -> list[Layer]:
         raise InputError("a network with layers", ctx.network.missing, where="sensitivity")
     if ctx.network.not_covered:
         ctx.remark(ctx.network.missing.replace("would be left out", "are not looked at"))
-    for name in names or ():
-        refuse_unknown(name, found, "layer")
-    return [layer for name, layer in found.items() if names is None or name in names]
+    wanted = named_layers(names, list(found))
+    return [layer for name, layer in found.items() if name in wanted]
 
 
 def _groups(ctx: Context, tasks: Sequence[Task]) -> list[list[Task]]:
