@@ -115,7 +115,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         elif path.startswith("docs/") and source.startswith("docs/"):
             return match[0]
         inside = ELSEWHERE.get(path, path.removeprefix("docs/"))
-        if files.get_file_from_path(inside) is not None:
+        if path != GENERATED and files.get_file_from_path(inside) is not None:
             return match[1] + os.path.relpath(inside, os.path.dirname(page.file.src_uri) or ".") + after
         if (ROOT / path).exists():
             return f"{match[1]}{config.extra['repository']}/blob/main/{path}{match[3]}"
