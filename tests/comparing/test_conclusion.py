@@ -92,6 +92,27 @@ def test_losses_that_differ_are_said_beside_the_answer(high: float, due: list[st
     assert [remark.code for remark in found if remark.code == "loss"] == due
 
 
+@pytest.mark.parametrize(
+    ("first", "second", "losses", "code"),
+    [
+        ((1.0, 0.0), (2.0, 0.0), (0.1, 0.22), "untold"),  # twice as flat at a loss 2.2 times lower
+        ((1.0, 0.05), (2.3, 0.1), (0.1, 0.22), "untold"),  # within two standard errors of that
+        ((1.0, 0.0), (2.6, 0.0), (0.1, 0.22), "flatter"),  # more than the losses make
+        ((1.0, 0.0), (1.2, 0.0), (0.1, 0.14), "flatter"),  # losses so close are not said
+        ((1.0, 0.0), (2.0, 0.0), (0.22, 0.1), "flatter"),  # although the loss is higher
+    ],
+)
+def test_a_lead_that_a_lower_loss_accounts_for_is_not_flatness(first: Any, second: Any, losses: Any, code: str) -> None:
+    found = comparison({"rho_sum": first}, {"rho_sum": second}, losses=losses)
+    assert (found.conclusion.code, found.conclusion.winner) == (code, "a" if code == "flatter" else "")
+    assert ("at about the same loss" in found.headline) == (code == "untold")
+
+
+def test_the_losses_must_account_for_every_clear_lead() -> None:
+    values = {"rho_sum": (1.0, 0.0), "psi_trace": (1.0, 0.0)}, {"rho_sum": (2.0, 0.0), "psi_trace": (9.0, 0.0)}
+    assert comparison(*values, losses=(0.1, 0.22)).conclusion.code == "flatter"
+
+
 def test_copies_are_one_function() -> None:
     pair = SameFunction("a", "b", 0.0, 50, "units rescaled")
     found = comparison({"rho_sum": (1.0, 0.0)}, {"rho_sum": (1.0, 0.0)}, same_function=[pair]).conclusion

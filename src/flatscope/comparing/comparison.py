@@ -144,8 +144,7 @@ class Comparison(Result):
     @property
     def decision(self) -> Decision:
         """Which network to keep, or what to do before that can be said."""
-        is_new = not self.meta.get("nothing_held_out", False)
-        return decide(self.names, self.distinct, self.networks, self.tests, is_new)
+        return decide(self.names, self.distinct, self.networks, self.tests, not self.meta.get("nothing_held_out"))
 
     @property
     def conclusion(self) -> rankings.Conclusion:
@@ -158,8 +157,9 @@ class Comparison(Result):
             first = tuple(rankings.foremost(counting, self.distinct))
             return rankings.Conclusion("untold", "", (), f"Which is flatter cannot be told: {left_out}.", first)
         asked = trained if raw else self.distinct
-        found = rankings.conclude(self.names, asked, comparable, counting, self.not_comparable())
-        if found.code == "untold" and far_apart(self.networks, str(self.meta.get("loss", ""))):
+        losses = {n: s.loss for n, s in self.networks.items()} if self.meta.get("loss") == "cross_entropy" else {}
+        found = rankings.conclude(self.names, asked, comparable, counting, self.not_comparable(), losses)
+        if found.code == "untold" and (found.voices or far_apart(self.networks, str(self.meta.get("loss", "")))):
             found = replace(found, sentence=f"{found.sentence.removesuffix('.')}: {AT_EQUAL_LOSS}.")
         if raw:
             found = replace(found, sentence=f"{found.sentence} Left out: {left_out}.")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import pandas as pd
 
-from flatscope.comparing.verdicts import CLEAR_ERRORS, Quantity
+from flatscope.comparing.verdicts import CLEAR_ERRORS, LOSS_SHARE, Quantity
 from flatscope.formatting import with_error, written
 from flatscope.registry import declarations, family_name
 
@@ -198,7 +198,7 @@ class Conclusion:
     Attributes:
         code: "flatter" (one network is, and no family says otherwise), "split" (families name different ones), "alike"
             (nothing is clear between those in front), "one function" (nothing to compare) or "untold" (no flatness
-            measure may compare these networks).
+            measure may compare these networks, or the losses account for what they say).
         winner: the network that is flatter; empty where there is none.
         voices: one per family of comparable flatness measures.
         sentence: the answer for people; where the measures that count in the ranking put another network first than
@@ -223,6 +223,7 @@ def conclude(
     comparable: Sequence[Quantity],
     counting: Sequence[Quantity],
     refused: Mapping[str, Sequence[str]],
+    losses: Mapping[str, float],
 ) -> Conclusion:
     """The answer.
 
@@ -232,6 +233,7 @@ def conclude(
         comparable: the measures that may rank them.
         counting: those of them that count in the ranking.
         refused: labels of the measures that may not, by the reason.
+        losses: training losses where curvature falls with them, as that of cross-entropy does; else empty.
     """
     if len(distinct) < 2:
         return Conclusion("one function", "", (), f"{_listed(names)} are one function: none is flatter.")
@@ -245,6 +247,12 @@ def conclude(
     beats = {(one, other) for one, other in ahead if (other, one) not in ahead}
     in_front = [name for name in distinct if not any((other, name) in beats for other in distinct)]
     winner = next((n for n in in_front if all((n, other) in beats for other in distinct if other != n)), "")
+    if winner and (apart := _made_by_losses(winner, voices, losses)):
+        lower = (
+            f"{winner} has the lower numbers, {_by(voices, winner)}, but its training loss is {written(apart, 3)} times"
+        )
+        text = f"Which is flatter cannot be told: {lower} lower, and curvature of cross-entropy falls with the loss."
+        return Conclusion("untold", "", voices, text, first)
     if winner:
         return Conclusion("flatter", winner, voices, _flatter(distinct, winner, voices, first), first)
     if in_front and not any(pair in ahead for pair in itertools.permutations(in_front, 2)):
@@ -254,6 +262,16 @@ def conclude(
     bests = dict.fromkeys(voice.best for voice in said)
     text = ", but ".join(f"{name} is flatter, {_by(said, name)}" for name in bests)
     return Conclusion("split", "", voices, f"The flatness measures disagree: {text}.", first)
+
+
+def _made_by_losses(winner: str, voices: Sequence[Voice], losses: Mapping[str, float]) -> float:
+    """How many times lower the winner's loss is, where that accounts for every clear lead of it; else 0."""
+    clear = [voice for voice in voices if voice.clear and voice.best == winner]
+    if not clear or not losses or losses[winner] <= 0:
+        return 0.0
+    apart = [losses[voice.next] / losses[winner] for voice in clear]
+    made = all(v.factor - 2 * v.stderr <= ratio for v, ratio in zip(clear, apart, strict=True))  # NaN: not known
+    return max(apart) if made and min(apart) > LOSS_SHARE else 0.0
 
 
 def _flatter(distinct: Sequence[str], winner: str, voices: Sequence[Voice], first: Sequence[str]) -> str:

@@ -101,7 +101,7 @@ def _cells(table: Table) -> dict[tuple[str, str], tuple[Any, ...]]:
 # Losses further apart than this factor make curvature a statement about the loss. Cross-entropy's curvature is
 # p (1 - p) in the outputs and vanishes in proportion to the loss near interpolation.
 LOSS_FACTOR = 3.0
-LOSS_SHARE = 1.5  # from this factor on the losses are said beside the answer
+LOSS_SHARE = 1.5  # from this factor on the losses are said beside the answer, or are the answer
 # A training error that much above the lowest is that of a network which was not trained to the end.
 ERROR_APART = 0.05
 # A difference between two copies that is no rounding: their weights were rounded to float32 when they were stored, and
