@@ -28,7 +28,7 @@ from torch import nn
 import flatscope as fs
 from flatscope.cli.run_population import read_looks
 from flatscope.decisions.allocation import Allocation
-from flatscope.disk import MOST_TEXT, read_file, whole_file, write_with_sum
+from flatscope.disk import MOST_TEXT, read_file, whole_file, write_whole
 from flatscope.errors import InputError, WeightsError
 from flatscope.files import file_digest, foreign_parquet, frame_bytes, from_npz_bytes, parquet_metadata
 from flatscope.formatting import printable
@@ -202,7 +202,7 @@ def test_csv_files_hold_every_text_as_it_is(tmp_path: Path) -> None:
 
 def test_a_table_that_its_owner_changed_is_read_without_its_checksum(tmp_path: Path) -> None:
     path = tmp_path / "mine.csv"
-    write_with_sum(path, b"lr,loss_gap\n0.1,1\n")
+    write_whole(path, b"lr,loss_gap\n0.1,1\n", with_sum=True)
     path.write_bytes(b"lr,loss_gap\n0.1,2\n")
     with pytest.raises(InputError, match=r"Remove mine\.csv\.b2sum if you changed"):
         read_looks(str(path))

@@ -12,6 +12,7 @@ import pytest
 
 import flatscope as fs
 import flatscope_papers
+from flatscope import extend
 from flatscope.cli import commands
 from flatscope.lazy_names import lazy_names
 from flatscope.reports.items import ORDER, OWN_KINDS, shown_kinds
@@ -61,7 +62,7 @@ def run(code: str, *words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize("package", [fs, flatscope_papers])
+@pytest.mark.parametrize("package", [fs, flatscope_papers, extend])
 def test_every_name_of_the_stub_is_there_and_comes_from_where_it_says(package: object) -> None:
     load, names, public = lazy_names(package.__name__)  # type: ignore[attr-defined]
     assert public
@@ -69,6 +70,12 @@ def test_every_name_of_the_stub_is_there_and_comes_from_where_it_says(package: o
     assert all(getattr(package, name) is load(name) for name in public)
     with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
         load("nothing")
+
+
+def test_names_for_additions_are_few_and_each_is_explained() -> None:
+    page = (SOURCE.parent / "docs" / "how-to" / "extend.md").read_text(encoding="utf-8")
+    assert len(extend.__all__) <= 40, "each is a promise: give what it does to one that is there, or to its user"
+    assert {name for name in extend.__all__ if f"`{name}`" not in page} == set()
 
 
 def test_commands_and_kinds_of_the_report_are_listed() -> None:

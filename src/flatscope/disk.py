@@ -101,22 +101,23 @@ def whole_file(path: str | os.PathLike[str]) -> Iterator[Path]:
         raise InputError("a place that can be written to", found, str(target), "Choose another path") from problem
 
 
-def write_whole(path: str | os.PathLike[str], payload: bytes) -> None:
-    """Write a file whole or not at all."""
-    with whole_file(path) as temporary:
-        temporary.write_bytes(payload)
+def write_whole(path: str | os.PathLike[str], payload: bytes, *, with_sum: bool = False) -> None:
+    """Write a file whole or not at all.
 
-
-def write_with_sum(path: str | os.PathLike[str], payload: bytes) -> None:
-    """Write a file that has no room for a checksum, and its checksum into a second one beside it.
-
-    At no moment is there a checksum beside a file that it does not fit.
+    Args:
+        path: its place; missing folders are made.
+        payload: what it holds.
+        with_sum: whether its checksum goes into a second file beside it, for a format that has no room for one. At no
+            moment is there a checksum beside a file that it does not fit.
     """
     beside = _sum_of(Path(path))
-    with suppress(OSError):
-        beside.unlink(missing_ok=True)
-    write_whole(path, payload)
-    write_whole(beside, f"{_digest(payload)}  {Path(path).name}\n".encode())
+    if with_sum:
+        with suppress(OSError):
+            beside.unlink(missing_ok=True)
+    with whole_file(path) as temporary:
+        temporary.write_bytes(payload)
+    if with_sum:
+        write_whole(beside, f"{_digest(payload)}  {Path(path).name}\n".encode())
 
 
 def read_with_sum(path: str | os.PathLike[str]) -> bytes:

@@ -23,7 +23,7 @@ import pandas as pd
 import pyarrow as pa
 
 from flatscope.charts import Chart, figure_of_chart, resized
-from flatscope.disk import read_file, write_whole, write_with_sum
+from flatscope.disk import read_file, write_whole
 from flatscope.errors import FlatscopeError, InputError, refuse_unknown
 from flatscope.files import (
     Arrays,
@@ -212,7 +212,7 @@ class Result(ABC):
             content = figure_bytes(figure, ending[1:], tight=width is None)
         else:
             content = self._content(ending)
-        (write_with_sum if ending == ".csv" else write_whole)(path, content)
+        write_whole(path, content, with_sum=ending == ".csv")
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from flatscope.extend import Colours, Kind, Part
+from flatscope.extend import Kind, Part
 
 
 def _is_study(item: object) -> bool:
@@ -18,7 +18,7 @@ def _scale(study: Any) -> str:
     return f"{study.scale} scale"
 
 
-def _section(studies: Mapping[str, Any], colours: Colours) -> Part:
+def _section(studies: Mapping[str, Any], colours: Mapping[str, int]) -> Part:
     from flatscope_papers.pages.section import report_section
 
     return report_section(studies, colours)

@@ -199,7 +199,7 @@ def export(
 ) -> None:
     """Write every claim with its verdict to one file; as Markdown, with a folder of pages beside it."""
     from flatscope import report
-    from flatscope.extend import write_whole, write_with_sum
+    from flatscope.extend import write_whole
     from flatscope.files import csv_bytes, frame_bytes
     from flatscope_papers.pages.page_files import write_pages
     from flatscope_papers.reproduction import claim_frame, latest, load_results
@@ -219,10 +219,8 @@ def export(
         report(found, out, title="Reproduction of the four papers")
     else:
         frame = claim_frame(saved)
-        if out.suffix == ".csv":
-            write_with_sum(out, csv_bytes(frame))
-        else:
-            write_whole(out, frame_bytes(frame))
+        as_csv = out.suffix == ".csv"
+        write_whole(out, csv_bytes(frame) if as_csv else frame_bytes(frame), with_sum=as_csv)
     show_note(f"wrote {out}")
 
 

@@ -16,12 +16,13 @@ from typing import Any
 import pandas as pd
 
 from flatscope.errors import DataFileError
-from flatscope.extend import MOST_TEXT, numbered, read_file, write_whole
+from flatscope.extend import numbered, read_file, write_whole
 from flatscope.files import CHANGED, csv_bytes, digest, from_json_bytes, json_bytes, without_nan
 from flatscope_papers.claims import Answer, Claim, Finding, counted, judge, number_text
 
 UNKNOWN: dict[str, Any] = {"date": "a day not noted", "device": "a device not noted", "seconds": math.nan}
 TABLE_FILE, VERDICTS_FILE, FIGURE_FILE, PICTURE_FILE = "table.csv", "verdicts.json", "figure.svg", "figure.png"
+MOST_VERDICTS = 1 << 28  # bytes of a file of verdicts that is read
 
 
 @dataclass(frozen=True)
@@ -155,7 +156,7 @@ class StudyResult:
         """The result that `save` wrote."""
         target = Path(folder)
         try:
-            saved = from_json_bytes(read_file(target / VERDICTS_FILE, MOST_TEXT))
+            saved = from_json_bytes(read_file(target / VERDICTS_FILE, MOST_VERDICTS))
             # Pictures may be gone: those of a scale that a larger one has superseded are not kept.
             here = [TABLE_FILE, *(name for name in (FIGURE_FILE, PICTURE_FILE) if (target / name).exists())]
             files = {name: read_file(target / name) for name in here}
@@ -191,7 +192,7 @@ def _again(facts: Mapping[str, Any]) -> str:
 def load_result(folder: str | Path) -> StudyResult:
     """The result that `StudyResult.save` wrote into a folder; says which of its pictures are gone."""
     result, target = StudyResult.load(folder), Path(folder)
-    written = from_json_bytes(read_file(target / VERDICTS_FILE, MOST_TEXT)).get("files", {})
+    written = from_json_bytes(read_file(target / VERDICTS_FILE, MOST_VERDICTS)).get("files", {})
     if gone := [name for name in written if not (target / name).exists()]:
         warnings.warn(f"{target}: {', '.join(gone)} of this study is gone; it is shown without", stacklevel=2)
     return result

@@ -20,7 +20,7 @@ import flatscope as fs
 from flatscope.cli.run_population import read_looks
 from flatscope.cli.run_train import save_population
 from flatscope.decisions.allocation import Allocation
-from flatscope.disk import read_file, write_whole, write_with_sum
+from flatscope.disk import read_file, write_whole
 from flatscope.errors import InputError
 from flatscope.files import from_parquet_bytes, parquet_bytes
 from flatscope.inputs.formats import read_npz
@@ -215,7 +215,7 @@ def _exported(folder: Path, ending: str) -> str:
 
 def _run_folder(folder: Path) -> None:
     frame = pd.DataFrame({"epoch": [1, 2], "train_loss": [0.5, 0.25], "train_error": [0.5, 0.0]})
-    write_with_sum(folder / "history.csv", frame.to_csv(index=False).encode())
+    write_whole(folder / "history.csv", frame.to_csv(index=False).encode(), with_sum=True)
 
 
 def _plans(folder: Path) -> None:

@@ -27,9 +27,9 @@ from flatscope.measures.path_norms import PathPass
 from flatscope.network import path_rules, scales, stretch_rules
 from flatscope.network.expansions import EXPANSIONS
 from flatscope.network.jumps import Jumps
+from flatscope.network.layer_calls import LAYER_CALLS
 from flatscope.network.linearity import _CUTS, Linearity
 from flatscope.network.operations import CURVED, PIECES, PRODUCT, RATIO, TABLE, Meaning
-from flatscope.network.products import LAYER_CALLS
 from flatscope.network.program import ProgramRecorder
 from flatscope.network.ties import CONSTANT, Labels
 from flatscope.network.tracing import trace

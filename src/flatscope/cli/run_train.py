@@ -21,7 +21,7 @@ from torch import nn
 from flatscope.cli.options import INITIAL_FILE, KEPT_FOLDER, TrainCommand
 from flatscope.cli.output import check_folder, show_grid, show_note
 from flatscope.cli.sources import load_data, load_model, parse_model_options
-from flatscope.disk import write_whole, write_with_sum
+from flatscope.disk import write_whole
 from flatscope.errors import InputError, UnknownNameError, refuse_unknown, refuse_unless_whole
 from flatscope.files import csv_bytes, frame_bytes
 from flatscope.formatting import number, numbered
@@ -72,7 +72,7 @@ def run_train(given: TrainCommand, typed: list[str]) -> None:
     if result.resumed_from:
         show_note(f"resumed after epoch {result.resumed_from}")
     save_weights(result.model, given.out / "weights.safetensors")
-    write_with_sum(given.out / "history.csv", csv_bytes(result.history))
+    write_whole(given.out / "history.csv", csv_bytes(result.history), with_sum=True)
     last = result.history.iloc[-1]
     shown = ["epoch", "train_loss", "train_error", "test_loss", "test_error"]
     show_grid(shown, [[number(float(last[name])) for name in shown]], title=f"stopped by {result.stopped_by}")
@@ -157,12 +157,12 @@ def save_population(population: Population, out: Path) -> None:
         save_weights(model, folder / "weights.safetensors")
         model.load_state_dict(population.initial(i), strict=False)
         save_weights(model, folder / "initial.safetensors")
-        write_with_sum(folder / "history.csv", csv_bytes(population.histories[i]))
+        write_whole(folder / "history.csv", csv_bytes(population.histories[i]), with_sum=True)
     frame = population.frame()
     for column in frame:
         if any(isinstance(value, list | tuple | dict) for value in frame[column]):
             frame[column] = [json.dumps(value) for value in frame[column]]
-    write_with_sum(out / "frame.csv", csv_bytes(frame))
+    write_whole(out / "frame.csv", csv_bytes(frame), with_sum=True)
     write_whole(out / "frame.parquet", frame_bytes(frame))
 
 

@@ -29,7 +29,7 @@ from flatscope.curvature.random_signs import Signs
 from flatscope.network.linearity import Linearity
 from flatscope.network.operations import TABLE
 from flatscope.network.program import Program, Slot, in_parts
-from flatscope.network.watching import Operation, is_in_place, tensors_in, with_tensors
+from flatscope.network.watching import Operation, tensors_in, with_tensors
 from flatscope.samples import axis_of_samples
 
 STREAM = "columns at curved operations"
@@ -130,7 +130,7 @@ class CurvedRecorder:
         if not own:  # curved in parameters of its own alone
             return op.run()
         places = {id(value): place for place, value in enumerate(own)}
-        writes = is_in_place(op) or any(value is True for value in (*op.args, *op.kwargs.values()))  # inplace=True
+        writes = op.in_place or any(value is True for value in (*op.args, *op.kwargs.values()))  # inplace=True
 
         def run(inputs: Sequence[Tensor]) -> Any:
             """The operation of other inputs, of copies of them where it may write to them."""

@@ -7,8 +7,7 @@ from typing import Any
 import torch
 
 from flatscope.network.operations import TO_PYTHON
-from flatscope.network.products import LOOKUP_ORDER
-from flatscope.network.watching import Operation, Rule, is_in_place, tensors_in, with_tensors
+from flatscope.network.watching import Operation, Rule, tensors_in, with_tensors
 
 
 class HeldConstants:
@@ -34,7 +33,7 @@ class HeldConstants:
         result = op.run()
         if not (self._stopped or (torch.is_grad_enabled() and _is_constant(op, result))):
             return result
-        written = op.args[0] if op.name == "setitem" or is_in_place(op) else None
+        written = op.args[0] if op.name == "setitem" or op.in_place else None
         found = result if written is None else written
         if self._first:
             self._kept.append(with_tensors(found, lambda value: value.detach().clone()))
@@ -48,7 +47,7 @@ class HeldConstants:
 
     def _looked_up(self, op: Operation) -> Any:
         """A lookup gives the word of padding no gradient: what it looks up there is a constant."""
-        result, given = op.run(), op.named(*LOOKUP_ORDER)
+        result, given = op.run(), op.layer_arguments()
         if given.get("padding_idx") is None:
             return result
         if self._first:

@@ -21,8 +21,8 @@ from flatscope.context import Context, sample_margins
 from flatscope.curvature.memory import allowed
 from flatscope.curvature.operators import activations, batch_size
 from flatscope.errors import InputError, NotApplicable, UnknownNameError, refuse_unknown
+from flatscope.network.layer_calls import LAYER_CALLS
 from flatscope.network.layer_uses import LayerRecorder, LayerUse
-from flatscope.network.products import LAYER_CALLS
 from flatscope.network.watching import Operation
 from flatscope.params import Params, count, on_stacked
 from flatscope.perturbation import FEW_SAMPLES, KEPT_BYTES, STACK_BYTES, agree, same_together
@@ -185,7 +185,7 @@ def answered_forward(ctx: Context, inputs: Inputs, params: Params, answers: Para
     known = {id(params[name]): answer for name, answer in answers.items()}
 
     def follow(op: Operation) -> Any:
-        weight = op.named(*LAYER_CALLS[op.name][1])["weight"] if op.name in LAYER_CALLS else None
+        weight = op.layer_arguments()["weight"] if op.name in LAYER_CALLS else None
         return known[id(weight)] if id(weight) in known else op.run()
 
     return ctx.forward(inputs, params, [follow])
@@ -207,7 +207,7 @@ def answers_of(ctx: Context, layers: Layers, directions: Params, inputs: Inputs)
         output = op.run()
         if op.name not in LAYER_CALLS:
             return output
-        given = op.named(*LAYER_CALLS[op.name][1])
+        given = op.layer_arguments()
         weight, bias = asked.get(id(given["weight"]), ("", None))
         if not weight:
             return output

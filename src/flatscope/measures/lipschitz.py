@@ -24,10 +24,9 @@ from flatscope.network.jumps import Jumps
 from flatscope.network.layer_uses import LayerRecorder, LayerUse
 from flatscope.network.layers import Layer
 from flatscope.network.operations import TABLE
-from flatscope.network.products import LAYER_CALLS
 from flatscope.network.singular_values import Check, matrix_norm, operator_norm
 from flatscope.network.stretch_rules import Stretches, entrywise
-from flatscope.network.watching import Operation, Rule, is_in_place, replay, tensors_in
+from flatscope.network.watching import Operation, Rule, replay, tensors_in
 from flatscope.registry import PATH_SYMMETRIES, Value, measure
 from flatscope.samples import Inputs, output_tensor, parts_of
 from flatscope.sampling import end_in_time
@@ -140,7 +139,7 @@ class Constants(Stretches):
         result, meaning = op.run(), TABLE.get(op.name)
         self.jumps.note(op, result)
         outcomes = [tensor for tensor in tensors_in(result) if tensor.is_floating_point()]
-        written = op.name == "setitem" or is_in_place(op) or op.kwargs.get("inplace") is True or "out" in op.kwargs
+        written = op.name == "setitem" or op.in_place or op.kwargs.get("inplace") is True or "out" in op.kwargs
         if (not outcomes and not written) or (meaning is not None and meaning.creates and not written):
             return result
         if meaning is None or (written and not meaning.writes_safely):
@@ -170,7 +169,7 @@ class Constants(Stretches):
             return self.ctx.cached(layer_norms)[name]
         if op.name == "linear":
             return matrix_norm(weight, self.check)
-        given = {**op.named(*LAYER_CALLS[op.name][1]), "bias": None}
+        given = {**op.layer_arguments(), "bias": None}
         x, _ = given.pop("input"), given.pop("weight")
         shape = tuple(x.shape[x.ndim - weight.ndim + 1 :])
         fixed = weight.detach()

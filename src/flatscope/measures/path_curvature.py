@@ -40,7 +40,6 @@ from flatscope.curvature.symmetric_operator import Congruence, SymmetricOperator
 from flatscope.params import Params, add_to, count, unflatten
 from flatscope.samples import Batch
 from flatscope.symmetries.basis_paths import PathCoordinates
-from flatscope.symmetries.path_skeleton import edge_classes
 
 COLUMNS = 8  # products with values at a time: each has a tensor of all weights
 EDGES, VALUES = "", ".values"  # no names of parameters
@@ -191,7 +190,7 @@ class ScalingEdges:
         for name, layer in self._layers.items():
             products = (self._paths.params[name].detach().double() * gradient[name]).cpu().flatten()
             products[self._frozen[name]] = 0
-            total.index_add_(0, self._column[edge_classes(layer, self._paths.params[name].shape)[1]], products)
+            total.index_add_(0, self._column[layer.edge_classes(self._paths.params[name].shape)[1]], products)
         return 2 * total[:-1] / self._weights.square()
 
     def inner_products(self, flow: Flow, along: Tensor, pick: Callable[[Tensor], Tensor]) -> Tensor | None:

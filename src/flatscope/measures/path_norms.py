@@ -21,7 +21,7 @@ from flatscope.measures.sample_kinds import kinds_of_samples
 from flatscope.network.jumps import Jumps
 from flatscope.network.operations import TABLE
 from flatscope.network.path_rules import Paths, same
-from flatscope.network.watching import Operation, is_in_place, replay, tensors_in
+from flatscope.network.watching import Operation, replay, tensors_in
 from flatscope.params import copied
 from flatscope.registry import PATH_SYMMETRIES, Value, measure
 from flatscope.samples import each_part, output_tensor
@@ -146,7 +146,7 @@ class PathPass(Paths):
         if op.name == "setitem":
             return self._set_item(op)
         meaning = TABLE.get(op.name)
-        if meaning is not None and meaning.creates and not is_in_place(op):
+        if meaning is not None and meaning.creates and not op.in_place:
             return op.run()  # a constant of the same shape
         rule = None if meaning is None else meaning.paths
         rule = same if self.jumps.rectifies(op) else rule
@@ -165,7 +165,7 @@ class PathPass(Paths):
             self.refuse(op)
         result, log_scale = rule(self, op)
         self.jumps.note(op, result)
-        if is_in_place(op):
+        if op.in_place:
             return self._written(op, op.args[0], result, log_scale)
         for tensor in tensors_in(result):
             if tensor.is_floating_point():

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from flatscope.errors import NotApplicable
 from flatscope.network.operations import LEAVES_TORCH, TABLE
-from flatscope.network.watching import Operation, address_of, is_in_place, tensors_in
+from flatscope.network.watching import Operation, address_of, tensors_in
 
 # Results have as many entries as values decide, so that even their shapes say something of the sample.
 _COUNTED = ("nonzero", "argwhere", "masked_select", "unique", "unique_consecutive")
@@ -127,14 +127,14 @@ class Jumps:
     def _asks(self, op: Operation) -> bool:
         """True where only the shape and type of a jumping tensor are read."""
         meaning = TABLE.get(op.name)
-        if meaning is not None and meaning.creates and not is_in_place(op):
+        if meaning is not None and meaning.creates and not op.in_place:
             return not any(self.place(tensor) for tensor in op.tensors[1:])
         return op.name in ("type_as", "expand_as", "view_as", "reshape_as") and not self.place(op.tensors[0])
 
     def _take(self, op: Operation, made: list[Tensor], place: str) -> None:
         for tensor in made:
             self._places[tensor] = place
-        if op.name == "setitem" or is_in_place(op):
+        if op.name == "setitem" or op.in_place:
             self._places[op.tensors[0]] = place
             self._written[address_of(op.tensors[0])] = op.tensors[0], place
 

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from flatscope.network.products import WEIGHT_CALLS, masked_name
+from flatscope.network.layer_calls import WEIGHT_CALLS
+from flatscope.network.products import masked_name
 from flatscope.network.watching import Call, Operation, address_of
 from flatscope.params import Params
 
@@ -142,7 +143,7 @@ class LayerRecorder:
             use = replace(use, input=use.input.movedim(axis, 0))
         elif self._isolate and use.input.is_floating_point():
             use = replace(use, input=use.input.view_as(use.input))
-        output = self._note(use, op.function(**{**op.named(*WEIGHT_CALLS[op.name][1]), "input": use.input}))
+        output = self._note(use, op.function(**{**op.layer_arguments(), "input": use.input}))
         return output.movedim(0, axis).contiguous() if axis else output  # laid out as it would have been
 
     def _note(self, use: LayerUse[Tensor], output: Any) -> Any:

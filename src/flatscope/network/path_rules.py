@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from flatscope.errors import NotApplicable
-from flatscope.network.products import LAYER_CALLS, negative_slope, norm_as_affine, per_axis, terms_of
+from flatscope.network.products import negative_slope, norm_as_affine, per_axis, terms_of
 from flatscope.network.watching import Operation, with_tensors
 
 
@@ -85,7 +85,7 @@ Rule = Callable[[Paths, Operation], tuple[Any, float]]
 
 def layer(paths: Paths, op: Operation) -> tuple[Tensor, float]:
     """A linear map with absolute weights; the result is normalised."""
-    given = op.named(*LAYER_CALLS[op.name][1])
+    given = op.layer_arguments()
     x, weight, bias = given.pop("input"), given.pop("weight"), given.pop("bias", None)
     if not paths.knows(x) or paths.knows(weight) or paths.knows(bias):
         paths.refuse(op, "with a weight that depends on the input")

@@ -12,27 +12,14 @@ from torch import Tensor
 from torch.nn import functional
 
 from flatscope.errors import NotApplicable
+from flatscope.network.layer_calls import LAYER_CALLS, NORM_ORDER
 from flatscope.network.watching import Operation
 
-DENSE_ORDER = ("input", "weight", "bias")
-CONV_ORDER = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
-TRANSPOSED_ORDER = ("input", "weight", "bias", "stride", "padding", "output_padding", "groups", "dilation")
-LOOKUP_ORDER = ("input", "weight", "padding_idx", "max_norm", "norm_type", "scale_grad_by_freq", "sparse")
-NORM_ORDER = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
 # Normalisations with a scale of their own, and their arguments in order.
 AFFINE_NORMS = {
     "layer_norm": ("input", "normalized_shape", "weight", "bias", "eps"),
     "rms_norm": ("input", "normalized_shape", "weight", "eps"),
 }
-# The calls of a layer: its kind, and its arguments in order.
-LAYER_CALLS: dict[str, tuple[str, tuple[str, ...]]] = {
-    "linear": ("dense", DENSE_ORDER),
-    **{f"conv{n}d": ("conv", CONV_ORDER) for n in (1, 2, 3)},
-    **{f"conv_transpose{n}d": ("transposed", TRANSPOSED_ORDER) for n in (1, 2, 3)},
-    "embedding": ("lookup", LOOKUP_ORDER),
-}
-# These, and the call that has a scale and a shift for every channel.
-WEIGHT_CALLS = LAYER_CALLS | {"batch_norm": ("batchnorm", NORM_ORDER)}
 LOOKUPS = ("embedding", "getitem", "index_select")
 PRODUCTS = frozenset((*LAYER_CALLS, "matmul", *LOOKUPS))
 
@@ -129,7 +116,7 @@ def as_product(op: Operation, is_weight: Question, is_signal: Question) -> Produ
         return _lookup(op, is_weight, is_signal)
     if op.name not in LAYER_CALLS:
         return None
-    given = op.named(*LAYER_CALLS[op.name][1])
+    given = op.layer_arguments()
     signal, weight, bias = given.pop("input"), given.pop("weight"), given.pop("bias", None)
     if not is_weight(weight) or not (is_signal(signal) or op.name == "embedding"):
         return None

@@ -16,15 +16,14 @@ from torch import Tensor, nn
 from torch._C import DisableTorchFunction
 
 from flatscope.network.expansions import attention_in_parts
+from flatscope.network.layer_calls import LAYER_CALLS, WEIGHT_CALLS
 from flatscope.network.layer_uses import LayerUse, Role, Roles, layer_use
-from flatscope.network.products import LAYER_CALLS, WEIGHT_CALLS
 from flatscope.network.watching import (
     Call,
     Operation,
     Rule,
     address_of,
     instances_in,
-    is_in_place,
     is_question,
     read,
     watched,
@@ -106,7 +105,7 @@ class Program:
         found = {}
         for step in self.steps:
             if step.transformed and step.name in LAYER_CALLS:
-                role = _role_of(step.named(*LAYER_CALLS[step.name][1])["weight"])
+                role = _role_of(step.layer_arguments()["weight"])
                 if role is not None:
                     found[role.parameter] = f"{step.place} inside torch.func"
         return found
@@ -216,7 +215,7 @@ class ProgramRecorder:
         result = self._rule(op)
         with DisableTorchFunction():
             changed = [value for value, version in versions if self._version(value) != version]
-            if op.name == "setitem" or is_in_place(op):
+            if op.name == "setitem" or op.in_place:
                 changed = changed or op.tensors
             self._record(op, args, kwargs, result, self._slot(changed[0]) if changed else None)
         return result

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from flatscope.errors import NotApplicable
 from flatscope.network.path_rules import window_sums
-from flatscope.network.products import LAYER_CALLS, negative_slope, norm_as_affine, terms_of
+from flatscope.network.products import negative_slope, norm_as_affine, terms_of
 from flatscope.network.singular_values import Check, matrix_norm, operator_norm
 from flatscope.network.watching import Operation, tensors_in, with_tensors
 
@@ -68,7 +68,7 @@ def _copied(signal: Tensor, result: Tensor) -> float:
 
 def layer(known: Stretches, op: Operation, signals: list[Tensor], result: Any) -> float:
     """The spectral norm of the layer."""
-    given = op.named(*LAYER_CALLS[op.name][1])
+    given = op.layer_arguments()
     if not known.knows(given["input"]):
         known.refuse(op)
     return _one(known, op, signals) + safe_log(known.layer_norm(op, given["weight"]))

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from flatscope.network.expansions import EXPANSIONS
+from flatscope.network.layer_calls import LAYER_CALLS
 from flatscope.network.operations import TABLE
 from flatscope.network.planned import plan_of
-from flatscope.network.products import LAYER_CALLS, LOOKUPS, Product
+from flatscope.network.products import LOOKUPS, Product
 from flatscope.network.watching import Operation, output_tensors, read
 from flatscope.network.weights import Key, WeightPlan, Writer
 from flatscope.samples import Inputs, one_more, parts_of

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from flatscope.isolation import own_settings
+from flatscope.network.layer_calls import WEIGHT_CALLS
 from flatscope.network.layer_uses import Roles
 from flatscope.network.layers import layer_name
 from flatscope.network.operations import LEAVES_TORCH, TABLE
-from flatscope.network.products import AFFINE_NORMS, WEIGHT_CALLS
+from flatscope.network.products import AFFINE_NORMS
 from flatscope.network.scales import ScaleStep, constant_labels
 from flatscope.network.ties import CONSTANT, Labels
 from flatscope.network.units import Graph, LayerRecord, graph_of

@@ -54,6 +54,16 @@ class GraphLayer:
         """Output and input channel of every weight entry, shaped to be broadcast over the weight."""
         return entry_channels(self.kind, self.groups, shape)
 
+    def flat_channels(self, shape: torch.Size) -> tuple[Tensor, Tensor]:
+        """Output and input channel of every weight entry, flat."""
+        outputs, inputs = self.entry_channels(shape)
+        return outputs.expand(shape).flatten(), inputs.expand(shape).flatten()
+
+    def edge_classes(self, shape: torch.Size) -> tuple[Tensor, Tensor]:
+        """Scale class that every weight entry writes, and the one that it reads, flat."""
+        outputs, inputs = self.flat_channels(shape)
+        return self.outputs[outputs], self.inputs[inputs]
+
 
 @dataclass(frozen=True)
 class Graph:

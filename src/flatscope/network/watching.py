@@ -24,6 +24,7 @@ from torch.overrides import TorchFunctionMode
 
 from flatscope.errors import FlatscopeError, InputError
 from flatscope.isolation import own_settings, running_model
+from flatscope.network.layer_calls import WEIGHT_CALLS
 from flatscope.network.passes import digits_of, writes_in_place
 from flatscope.params import Params, called_with, tied_names
 from flatscope.samples import Inputs, copies, cut, each_part, moved, output_tensor, parts_of, shape_text
@@ -74,6 +75,10 @@ class Call:
         """Arguments by name, where `names` is the order of the positional ones."""
         return dict(zip(names, self.args, strict=False)) | self.kwargs
 
+    def layer_arguments(self) -> dict[str, Any]:
+        """Arguments by name of a linear map, a convolution, a lookup or a BatchNorm; none of any other call."""
+        return self.named(*WEIGHT_CALLS[self.name][1]) if self.name in WEIGHT_CALLS else {}
+
 
 @dataclass(frozen=True)
 class Operation(Call):
@@ -85,6 +90,11 @@ class Operation(Call):
     def tensors(self) -> list[Tensor]:
         """All tensors among the arguments, in order."""
         return [*tensors_in(self.args), *tensors_in(self.kwargs)]
+
+    @property
+    def in_place(self) -> bool:
+        """True if it writes to its first argument, not if it returns that as it is."""
+        return writes_in_place(self.function)
 
     def run(self) -> Any:
         """Do what the network does."""
@@ -181,11 +191,6 @@ def _plain_name(function: Callable[..., Any]) -> str:
 def is_question(op: Operation) -> bool:
     """True for an operation that asks for a shape, a type or the like; `requires_grad_` answers with a tensor."""
     return op.name in ABOUT and op.function is not Tensor.requires_grad_
-
-
-def is_in_place(op: Operation) -> bool:
-    """True for an operation that writes to its first argument, not for one that returns it as it is."""
-    return writes_in_place(op.function)
 
 
 def instances_in(tree: Any, kind: type[T]) -> Iterator[T]:

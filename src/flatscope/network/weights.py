@@ -22,7 +22,6 @@ from flatscope.network.watching import (
     Operation,
     Rule,
     address_of,
-    is_in_place,
     is_question,
     tensors_in,
     watched,
@@ -93,7 +92,7 @@ class Weights:
 
     def note(self, op: Operation, result: Any) -> None:
         """Remember the results of operations that no signal enters."""
-        if op.name == "setitem" or is_in_place(op):
+        if op.name == "setitem" or op.in_place:
             self._forget_written(op)
         meaning = TABLE.get(op.name)
         created = meaning is not None and meaning.creates
@@ -105,7 +104,7 @@ class Weights:
         if op.name in PRODUCTS and params:
             pairs = zip(op.tensors, sources, strict=False)
             rows |= any(source is not None and _are_rows(tensor, source) for tensor, source in pairs)
-        if op.name == "setitem" or is_in_place(op):
+        if op.name == "setitem" or op.in_place:
             self._note_written(op.tensors[0], params, rows)
         views = {source.view for source in sources if source}
         first = views.pop() if len(views) == 1 else None

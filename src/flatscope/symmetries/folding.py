@@ -17,10 +17,11 @@ from torch import Tensor, nn
 from flatscope.errors import InputError
 from flatscope.input_checks import replica
 from flatscope.isolation import own_settings
+from flatscope.network.layer_calls import LAYER_CALLS, NORM_ORDER
 from flatscope.network.operations import TABLE
 from flatscope.network.plain import acting_name, plain
 from flatscope.network.planned import plan_of, set_plan
-from flatscope.network.products import LAYER_CALLS, NORM_ORDER, norm_as_affine
+from flatscope.network.products import norm_as_affine
 from flatscope.network.units import entry_channels
 from flatscope.network.watching import Operation, fitting, read_outputs, refuse_if_different, tensors_in, two_samples
 from flatscope.network.weights import WeightPlan
@@ -279,7 +280,7 @@ def _own_layer(model: nn.Module, op: Operation, uses: _Uses, norm: _Norm) -> nn.
     layer = model.get_submodule(op.module)
     if not isinstance(layer, nn.Linear | Convolution):
         return None
-    given = op.named(*LAYER_CALLS[op.name][1])
+    given = op.layer_arguments()
     for name in ("weight", "bias"):
         value = layer._parameters.get(name)
         if value is not given.get(name) or (value is not None and len(uses.read_by[id(value)]) != 1):

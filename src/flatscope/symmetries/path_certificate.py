@@ -20,9 +20,9 @@ from torch import Generator, Tensor, nn
 
 from flatscope.errors import NotApplicable
 from flatscope.network.jumps import Jumps
+from flatscope.network.layer_calls import LAYER_CALLS
 from flatscope.network.layer_uses import Roles
 from flatscope.network.operations import TABLE
-from flatscope.network.products import LAYER_CALLS
 from flatscope.network.watching import Operation, replay, tensors_in, with_tensors
 from flatscope.params import Params, copied
 from flatscope.samples import Inputs, moved

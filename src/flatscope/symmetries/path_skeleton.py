@@ -78,7 +78,7 @@ def chains(graph: Graph, params: Params, rule: str, forward: bool) -> Chains:
             found = _strongest(layer, weight, own, other, log, settled, rounding)
         else:
             found = _by_number(layer, weight.shape, new, settled, rule, forward)
-        far = _flat_channels(layer, weight.shape)[1 if forward else 0]
+        far = layer.flat_channels(weight.shape)[1 if forward else 0]
         for number in new:
             entry = found.get(number)
             if entry is None:
@@ -96,17 +96,6 @@ def chains(graph: Graph, params: Params, rule: str, forward: bool) -> Chains:
     return Chains(layer_of, entry_of, other_of, log, sign, tuple(order))
 
 
-def edge_classes(layer: GraphLayer, shape: torch.Size) -> tuple[Tensor, Tensor]:
-    """Class that every weight entry writes, and class that it reads: two flat tensors."""
-    outputs, inputs = _flat_channels(layer, shape)
-    return layer.outputs[outputs], layer.inputs[inputs]
-
-
-def _flat_channels(layer: GraphLayer, shape: torch.Size) -> tuple[Tensor, Tensor]:
-    outputs, inputs = layer.entry_channels(shape)
-    return outputs.expand(shape).flatten(), inputs.expand(shape).flatten()
-
-
 def _strongest(
     layer: GraphLayer, weight: Tensor, own: Tensor, other: Tensor, log: Tensor, settled: Tensor, rounding: float
 ) -> dict[int, int]:
@@ -115,7 +104,7 @@ def _strongest(
     The first of those that are equal but for rounding: the same network with units rescaled, or read on another
     machine, must not get another skeleton.
     """
-    outputs, inputs = _flat_channels(layer, weight.shape)
+    outputs, inputs = layer.flat_channels(weight.shape)
     near, far = (own[outputs], other[inputs]) if own is layer.outputs else (own[inputs], other[outputs])
     scores = weight.flatten().abs().log() + log[far]
     scores[~settled[far]] = -torch.inf
@@ -172,12 +161,12 @@ def _entry(layer: GraphLayer, shape: torch.Size, output: int, input_: int) -> in
 def _refuse_non_finite(layer: GraphLayer, weight: Tensor) -> None:
     bad = (~weight.flatten().isfinite()).nonzero()
     if len(bad):
-        unit = int(_flat_channels(layer, weight.shape)[0][bad[0, 0]])
+        unit = int(layer.flat_channels(weight.shape)[0][bad[0, 0]])
         raise NotApplicable("finite weights", "NaN or infinity", where=f"layer {layer.name}, unit {unit}")
 
 
 def _zero_weight(layer: GraphLayer, entry: int, shape: torch.Size, forward: bool) -> NotApplicable:
-    outputs, inputs = (int(channels[entry]) for channels in _flat_channels(layer, shape))
+    outputs, inputs = (int(channels[entry]) for channels in layer.flat_channels(shape))
     end = f"unit {outputs}, weight from input {inputs}" if forward else f"weight from input {inputs} to unit {outputs}"
     return ZeroSkeletonError(
         "skeleton weights that are not zero",
@@ -193,7 +182,7 @@ def _no_way(graph: Graph, params: Params, number: int, forward: bool) -> NotAppl
         own = layer.outputs if forward else layer.inputs
         if bool((own == number).any()):
             weight = params[layer.weight].detach().cpu().flatten()
-            heads, tails = edge_classes(layer, params[layer.weight].shape)
+            heads, tails = layer.edge_classes(params[layer.weight].shape)
             zero = not bool(weight[(heads if forward else tails) == number].any())
             break
     side = "incoming" if forward else "outgoing"

@@ -19,8 +19,8 @@ from torch.nn import functional
 
 from flatscope.errors import first_line
 from flatscope.isolation import untouched_randomness
+from flatscope.network.layer_calls import LAYER_CALLS, NORM_ORDER
 from flatscope.network.operations import LEAVES_TORCH
-from flatscope.network.products import LAYER_CALLS, NORM_ORDER
 from flatscope.network.watching import Operation, replay, tensors_in, watched, with_tensors
 from flatscope.training.checkpoint import fingerprint
 
@@ -92,7 +92,7 @@ class StackedNetwork:
             if not any(id(tensor) in self._names for tensor in op.tensors):
                 return op.run()
             if op.name in LAYER_CALLS:
-                given = op.named(*LAYER_CALLS[op.name][1])
+                given = op.layer_arguments()
                 result = self._layer(op.name, dict(given), weights, trials)
                 return result if seen is None else seen(self._names[id(given["weight"])], given["input"], result)
             return self._norm(op, weights, trials) if op.name in NORMS else op.args[0]  # else a count of batches

@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 
 from flatscope import Context, Problem, fold_batchnorm, measure
 from flatscope.errors import NotApplicable
-from flatscope.extend import parts_of
+from flatscope.extend import tensors_in
 from flatscope.training import Store, stored_problem
 from flatscope_papers import intervals
 from flatscope_papers.claims import Answer
@@ -125,7 +125,7 @@ def measured_problem(store: Store, config: Mapping[str, Any]) -> Problem:
     problem = stored_problem(store, config["network"], device=config.get("device"))
     model = fold_batchnorm(problem.model, problem.example())
     batches = list(problem.batches())
-    inputs = torch.cat([parts_of(part)[0] for part, _ in batches])
+    inputs = torch.cat([images for part, _ in batches for images in tensors_in(part)])
     targets = torch.cat([part for _, part in batches])
     first = config.get("first")
     return Problem(model, train=(inputs[:first], targets[:first]), device=problem.device)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping
+from importlib.resources import files
 from typing import Any
 
 from markupsafe import Markup
 
-from flatscope.extend import Colours, Part, Section, fragment, source
+from flatscope.extend import Part, Section, fragment
 from flatscope_papers.claims import CONTRADICTED, HOLDS, INCONCLUSIVE, NOT_JUDGED, SIGNS, UNTESTABLE
 from flatscope_papers.pages.markdown import capital
 from flatscope_papers.study_result import StudyResult
@@ -27,7 +28,7 @@ PLACES = re.compile(r'( (?:d|x|y|points)=")([^"]*)')
 DECIMALS = re.compile(r"-?\d+\.\d{3,}(?!\d*e)")
 
 
-def report_section(studies: Mapping[str, StudyResult], _: Colours) -> Part:
+def report_section(studies: Mapping[str, StudyResult], _: Mapping[str, int]) -> Part:
     """Verdicts in the summary; per study its figure, its claims and how its setting differs from the paper's."""
     counts: dict[str, Counter[str]] = {}
     for study in studies.values():
@@ -54,9 +55,13 @@ def report_section(studies: Mapping[str, StudyResult], _: Colours) -> Part:
         summary,
         [Section("studies", "Studies", body, open=True)],
         {"studies": _provenance(studies)},
-        style=source("studies.css", package=__package__),
-        script=source("studies.js", package=__package__),
+        style=_text_of("studies.css"),
+        script=_text_of("studies.js"),
     )
+
+
+def _text_of(name: str) -> str:
+    return files(__package__).joinpath(name).read_text(encoding="utf-8")
 
 
 def address(svg: str) -> Markup:

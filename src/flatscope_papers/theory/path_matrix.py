@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from flatscope.errors import NotApplicable
-from flatscope.extend import Graph, Params, edge_classes
+from flatscope.extend import Graph, Params
 from flatscope.generalization_bounds.psi import PathSpread
 from flatscope.symmetries.basis_paths import PathCoordinates
 
@@ -23,7 +23,7 @@ MOST_PATHS = 200_000
 
 def all_paths(graph: Graph, params: Params, most: int = MOST_PATHS) -> list[Path]:
     """Every path of the network; refused where there are more than `most`."""
-    classes = {layer.name: edge_classes(layer, params[layer.weight].shape) for layer in graph.layers}
+    classes = {layer.name: layer.edge_classes(params[layer.weight].shape) for layer in graph.layers}
     readers = {layer.name: [other for other in graph.layers if layer.name in other.sources] for layer in graph.layers}
     finished: list[Path] = []
     stack: list[tuple[Path, str, int]] = []
@@ -58,7 +58,7 @@ def basis_paths(coordinates: PathCoordinates) -> list[Path]:
         elif block.is_bias:
             found.extend(((block.name, unit), *_chain(coordinates, int(block.layer.outputs[unit]))) for unit in free)
         else:
-            heads, tails = edge_classes(block.layer, coordinates.params[block.name].shape)
+            heads, tails = block.layer.edge_classes(coordinates.params[block.name].shape)
             for entry in free:
                 before = _chain(coordinates, int(tails[entry]), backwards=True)
                 found.append((*before, (block.name, entry), *_chain(coordinates, int(heads[entry]))))
@@ -94,7 +94,7 @@ def lemma_exponents(coordinates: PathCoordinates, paths: list[Path]) -> Tensor:
     through = [(-1, -1), *zip(coordinates.first[0][1:].tolist(), coordinates.first[1][1:].tolist(), strict=True)]
     layers = coordinates.graph.layers
     exponents = torch.zeros(len(paths), coordinates.count, dtype=torch.int64)
-    classes = {layer.weight: edge_classes(layer, coordinates.params[layer.weight].shape) for layer in layers}
+    classes = {layer.weight: layer.edge_classes(coordinates.params[layer.weight].shape) for layer in layers}
     for row, path in enumerate(paths):
         for place, edge in enumerate(path):
             if edge[0] in classes:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from flatscope import InputError
-from flatscope.extend import Operation, Rule, is_in_place, replay, watched
+from flatscope.extend import Operation, replay, watched
 
 RELUS = (functional.relu, functional.relu_, torch.relu, torch.relu_, Tensor.relu, Tensor.relu_)
 KINKS = (nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.LeakyReLU, nn.PReLU, nn.ELU, nn.GELU, nn.Tanh, nn.Sigmoid)
@@ -259,7 +259,7 @@ def _relu_calls(answer: Callable[[Tensor], Tensor]) -> Callable[[Operation], Any
         if op.function not in RELUS:
             return op.run()
         values = op.args[0] if op.args else op.kwargs["input"]
-        in_place = op.kwargs.get("inplace", False) or (len(op.args) > 1 and bool(op.args[1])) or is_in_place(op)
+        in_place = op.kwargs.get("inplace", False) or (len(op.args) > 1 and bool(op.args[1])) or op.in_place
         if in_place:  # what was to be overwritten must be; of a copy, since the gradient needs the old values
             return values.copy_(answer(values.clone()))
         return answer(values)
@@ -287,7 +287,7 @@ def _recorded(model: nn.Module, x: Tensor) -> tuple[list[tuple[float, float]], l
     return calls, owners
 
 
-def _quietly(model: nn.Module, x: Tensor, rule: Rule) -> None:
+def _quietly(model: nn.Module, x: Tensor, rule: Callable[[Operation], Any]) -> None:
     """One watched pass in eval mode, without gradients; the mode is put back."""
     was_training = model.training
     model.eval()

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from flatscope import InputError
-from flatscope.extend import LAYER_CALLS, NORM_ORDER, TABLE, Operation, tensors_in, with_tensors
+from flatscope.extend import TABLE, Operation, tensors_in, with_tensors
 
 _SAME = ("neg", "abs", "clone", "contiguous", "identity", "positive", "requires_grad", "to", "float", "double")
 _DROPOUTS = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_dropout")
@@ -54,7 +54,8 @@ class SquaredPaths:
         if op.name in _DROPOUTS:
             return op.args[0] if op.args else op.kwargs["input"]  # nothing to the trained function
         meaning = TABLE.get(op.name)
-        rule = _move if meaning is not None and meaning.moves else _RULES.get(op.name)
+        by_name = _RULES.get(op.name, _layer if op.layer_arguments() else None)
+        rule = _move if meaning is not None and meaning.moves else by_name
         if rule is None:
             result = op.run()
             if not (meaning is not None and meaning.creates) and any(t.is_floating_point() for t in tensors_in(result)):
@@ -86,7 +87,7 @@ Rule = Callable[[SquaredPaths, Operation], Any]
 
 
 def _layer(paths: SquaredPaths, op: Operation) -> Tensor:
-    given = op.named(*LAYER_CALLS[op.name][1])
+    given = op.layer_arguments()
     x, weight, bias = given.pop("input"), given.pop("weight"), given.pop("bias", None)
     if not paths.knows(x) or paths.knows(weight):
         paths.refuse(op, "with a weight that depends on the input")
@@ -95,7 +96,7 @@ def _layer(paths: SquaredPaths, op: Operation) -> Tensor:
 
 
 def _batch_norm(paths: SquaredPaths, op: Operation) -> Tensor:
-    given = op.named(*NORM_ORDER)
+    given = op.layer_arguments()
     x, mean, variance = given["input"], given.get("running_mean"), given.get("running_var")
     if given.get("training") or mean is None or variance is None:
         paths.refuse(op, "with the statistics of the batch; fold it or call eval()")
@@ -205,7 +206,6 @@ def _average_pool(paths: SquaredPaths, op: Operation) -> Tensor:
 
 
 _RULES: dict[str, Rule] = {
-    **dict.fromkeys(LAYER_CALLS, _layer),
     "batch_norm": _batch_norm,
     "relu": _relu,
     "leaky_relu": _leaky,

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from flatscope import BasisPaths
-from flatscope.extend import Params, named_parameters
+from flatscope.extend import Params
 from flatscope.training import Store
 from flatscope_papers import intervals
 from flatscope_papers.claims import Answer
@@ -63,7 +63,7 @@ def count_paths(config: Config, store: Store) -> Measured:
     generator = torch.Generator().manual_seed(config["seed"] + 1)
     x = torch.randn(20, width, generator=generator, dtype=torch.float64)
     paths = BasisPaths(model, x, "diagonal")
-    params, everything = named_parameters(model), all_paths(paths.graph, paths.params)
+    params, everything = paths.params, all_paths(paths.graph, paths.params)
     on, off = (with_at_most_one(everything, width, skeleton) for skeleton in (True, False))
     basis = set(basis_paths(paths))
     others = [path for path in everything if path not in basis]

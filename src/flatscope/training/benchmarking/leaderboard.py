@@ -15,7 +15,7 @@ from flatscope.charts import Bars
 from flatscope.comparing.records import DIFFERENCES, records_by_measure
 from flatscope.comparing.records import FILE as RECORDS_FILE
 from flatscope.context import Context
-from flatscope.disk import write_whole, write_with_sum
+from flatscope.disk import write_whole
 from flatscope.errors import FlatscopeError, InputError, refuse_unknown
 from flatscope.files import csv_bytes, from_parquet_bytes, parquet_bytes
 from flatscope.inputs.factories import find_factory
@@ -392,5 +392,5 @@ def write_release(population: pd.DataFrame, spent: Mapping[str, Any], folder: Pa
         boards[-1].save(folder / file)
     names = [*valued(population), *BASELINES, ORACLE, SECOND]
     found = by_difference(with_controls(population), names).round(3)
-    write_with_sum(folder / RECORDS_FILE, csv_bytes(found))
+    write_whole(folder / RECORDS_FILE, csv_bytes(found), with_sum=True)
     return boards[-1]

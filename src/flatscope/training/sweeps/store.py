@@ -25,7 +25,7 @@ import pandas as pd
 import safetensors.torch
 from torch import Tensor
 
-from flatscope.disk import MOST_TEXT, read_file, write_whole, write_with_sum
+from flatscope.disk import MOST_TEXT, read_file, write_whole
 from flatscope.errors import InputError
 from flatscope.files import csv_bytes, foreign_parquet, frame_bytes, json_bytes
 from flatscope.formatting import numbered, some_of
@@ -200,7 +200,7 @@ class Store:
             raise DamagedTrial("whole trials", self._damage_words(damaged), f"store {self.root}", DO_AGAIN)
         target, frame = Path(path), self.frame()
         if target.suffix.lower() == ".csv":
-            write_with_sum(target, csv_bytes(frame))
+            write_whole(target, csv_bytes(frame), with_sum=True)
         elif target.suffix.lower() == ".parquet":
             for name in frame.columns:  # a column of Parquet has one kind of value
                 if (
