@@ -48,7 +48,7 @@ class Claim:
         headline: the claim in a few words, if it is one of those that a paper is read for.
         quantity: what its number is, in a word or two.
         comment: of an erratum, what it should say; of a remark, why it is not judged.
-        after_results: whether the claim, or its range, is newer than the first results it is judged by.
+        after_results: whether the claim, or its range, was set after first results were seen.
     """
 
     key: str
@@ -173,6 +173,8 @@ def range_text(ends: Range) -> str:
         return "above 0" if ends == POSITIVE else "below 0"
     if low == high:
         return f"at {number_text(low)}"
+    if low == POSITIVE[0]:
+        return f"above 0, at most {number_text(high)}"
     if math.isinf(low) or math.isinf(high):
         words = f"at least {number_text(low)}" if math.isinf(high) else f"at most {number_text(high)}"
         return "anywhere" if math.isinf(low) and math.isinf(high) else words

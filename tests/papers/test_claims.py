@@ -240,4 +240,5 @@ def test_a_rule_in_words() -> None:
     assert rule(NEGATIVE, (-math.inf, 0.5)) == "holds below 0; in part at most 0.5"
     assert rule((0.86, 0.96), (0.7, 1.0)) == "holds from 0.86 to 0.96; in part from 0.7 to 1"
     assert rule((1209866, 1209866)) == "holds at 1,209,866"
+    assert rule((POSITIVE[0], 0.1), POSITIVE) == "holds above 0, at most 0.1; in part above 0"
     assert rule((0.95, math.inf)) == "holds at least 0.95"

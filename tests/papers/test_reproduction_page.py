@@ -133,6 +133,40 @@ def test_what_was_found_of_a_paper_rests_on_its_findings() -> None:
     assert "0.5 \\[0.25, 0.75\\]" in three_lines("yi2019", [other if e is entry else e for e in found])[0]
 
 
+def test_figures_that_are_written_by_hand_are_those_of_the_results() -> None:
+    found = load_results(RESULTS)
+    notes = {(e.study.name, e.finding.claim.key): e.finding.answer for e in entries(found)}
+    zhang, yi = paper_words("zhang2017"), paper_words("yi2019")
+    assert "kurtosis 6.3" in zhang.fails
+    assert "kurtosis 6.3" in notes["zhang2017-fig5", "gaussian"].note
+    assert "training by 0.89, test by 0.39" in zhang.depends
+    assert any("training error -0.892, test error -0.392" in n for n in found["zhang2017-fig15"]["paper"].notes)
+    assert "44 %" in yi.fails
+    assert round(1 - notes["yi2019-radius", "radius"].value, 2) == 0.44
+    together = next(claim for claim in find_study(NAME).claims if claim.key == "generalizes")
+    assert f"({notes[NAME, 'no_generalization'].value:.3f} apart with fewer)" in together.headline
+
+
+def test_what_weighs_against_a_paper_is_on_its_card_with_numbers() -> None:
+    """Every contradicted claim that the lines at the top rest on can be checked below them, its wider range too."""
+    results = load_results(RESULTS)
+    page = overview(results)
+    for entry in entries(results):
+        claim, key = entry.finding.claim, f"{entry.study.name} {entry.finding.claim.key} contradicted"
+        if key in paper_words(entry.study.paper).rests_on:
+            begins = f"- ✗ {text(claim.headline or claim.statement)}:"
+            line = next(line for line in page.splitlines() if line.startswith(begins))
+            assert text(brief(entry.finding.answer)) in line
+            assert claim.quantity
+            assert ("holds in part" in line) == entry.finding.in_part
+
+
+def test_what_was_set_after_results_is_marked_in_the_lines_at_the_top() -> None:
+    lines = " ".join(three_lines("yi2019", entries(load_results(RESULTS))))
+    assert lines.count("**†") == 3
+    assert "0.56 \\[0.53, 0.59\\]** none" in lines
+
+
 def test_the_answers_come_before_the_numbers_and_those_are_folded() -> None:
     page = overview(load_results(RESULTS))
     shown = re.sub(r"<details.*?</details>", "", page, flags=re.DOTALL)

@@ -11,7 +11,7 @@ from flatscope_papers.reproduction import Entry
 from flatscope_papers.study_result import answer_text
 
 ESCAPED = {sign: f"\\{sign}" for sign in "\\|*~$`[]"} | {"<": "&lt;", "&": "&amp;", "\n": " "}
-AFTER = "†"  # marks what is newer than the first results it is judged by
+AFTER = "†"  # claim or range set after first results were seen
 
 
 def text(words: str) -> str:
@@ -72,7 +72,7 @@ def figure(path: str, words: str) -> str:
 
 
 def verdict(finding: Finding) -> str:
-    """Sign and word, whether it holds in part, and whether it is newer than its results."""
+    """Sign and word, whether it holds in part, and whether it was set after first results were seen."""
     mark = AFTER if finding.claim.after_results else ""
     part = "<br><sub>holds in part</sub>" if finding.in_part else ""
     return f"{SIGNS[finding.verdict]}&nbsp;{finding.verdict}{mark}{part}"

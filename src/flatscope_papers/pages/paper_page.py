@@ -25,7 +25,7 @@ from flatscope_papers.reproduction import Entry, Results, entries, latest
 from flatscope_papers.study_result import StudyResult
 from flatscope_papers.toml_files import FOUR_PAPERS, paper_words
 
-NEWER = f"{AFTER} The claim, or its range, is newer than the first results it is judged by."
+NEWER = f"{AFTER} Claim or range set after first results were seen."
 
 
 def paper_page(paper: str, results: Results) -> str:
