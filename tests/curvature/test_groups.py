@@ -34,7 +34,7 @@ def test_groups_that_are_alike_tell_as_much_as_passes() -> None:
         values, variances = [], []
         for seed in range(300):
             draws = HutchinsonDraws(operator, Signs(seed, "t"), Asked(0.0, 12), STANDARD)
-            draws.draw(12)
+            draws.draw_until(12)
             values.append(float(draws.spread.values({})["", "trace"]))
             freedom = max(1.0, float(draws.spread.freedom(("", "trace"))))
             student = float(stats.t.ppf(0.975, freedom) / stats.norm.ppf(0.975))

@@ -68,7 +68,7 @@ def test_the_less_noisy_of_both_is_chosen(build: type[Tiny]) -> None:
             continue
         directions = LayerDirections(ctx, "trace", [layer.weight])
         products = HutchinsonDraws(directions, Signs(1, "t"), Asked(0.0, 256), STANDARD)
-        products.draw(256)
+        products.draw_until(256)
         share = (float(products.spread.stderrs[layer.weight, "trace"]) / float(mean.stderr)) ** 2
         if not STANDARD.draw_cost / 4 < share < STANDARD.draw_cost * 4:
             assert (layer.weight in moved) == (share < STANDARD.draw_cost), f"{layer.name}: {share:.2g}"

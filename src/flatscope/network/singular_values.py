@@ -112,9 +112,12 @@ def operator_norm(
     size = float(apply(tensor(start)).detach().abs().max())
     if not size:
         return 0.0
-    with suppress(ArpackError):  # out of the range of single precision, perhaps
-        rough = _top_eigenpair(normal, start.astype(np.float32), ROUGH_TOLERANCE, ROUGH_BASIS)[1].astype(np.float64)
-        start = rough if np.isfinite(rough).all() and rough.any() else start
+    # Weights that single precision rounds to few digits, or to none, are another map: no start comes from that.
+    single = float(apply(tensor(start.astype(np.float32))).detach().abs().max())
+    if abs(single - size) <= ROUGH_TOLERANCE * size:
+        with suppress(ArpackError):  # out of the range of single precision, perhaps
+            rough = _top_eigenpair(normal, start.astype(np.float32), ROUGH_TOLERANCE, ROUGH_BASIS)[1].astype(np.float64)
+            start = rough if np.isfinite(rough).all() and rough.any() else start
     return size * math.sqrt(max(_top_eigenpair(normal, start, TOLERANCE, BASIS)[0], 0.0))
 
 
