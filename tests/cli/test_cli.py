@@ -367,7 +367,8 @@ def test_data_sets_are_listed_and_verified(run: Run, tmp_path: Path, tiny_cifar:
 @pytest.mark.long
 def test_demo_writes_all_that_it_promises(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demonstration, "load", lambda *a, **k: load(*a, **k, train_size=60, test_size=30))
-    runs = {f"batch {size}": TrainConfig(batch_size=size, lr=0.1, momentum=0.9, epochs=60) for size in (16, 60)}
+    until = {"momentum": 0.9, "epochs": 400, "stop_loss": 0.2}
+    runs = {f"batch {size}": TrainConfig(batch_size=size, lr=0.02, **until) for size in (16, 60)}
     monkeypatch.setattr(demonstration, "RUNS", runs)
     for name, value in {
         "GRID": 5,
