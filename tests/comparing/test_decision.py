@@ -220,6 +220,25 @@ def test_held_out_data_decide_and_a_slope_is_a_caution_about_flatness_alone() ->
     assert "of 100 pairs" not in found.headline
 
 
+def test_what_was_not_tried_is_called_by_its_name() -> None:
+    """A language model is no regression, and a loss of one's own may be anything."""
+    generator = torch.Generator().manual_seed(0)
+    texts = torch.randint(7, (24, 6), generator=generator)
+    models = {}
+    for name in "ab":
+        torch.manual_seed(ord(name))
+        models[name] = nn.Sequential(nn.Embedding(7, 5), nn.Linear(5, 7)).eval()
+    data = texts[:16, :-1], texts[:16, 1:]
+    found = fs.compare(models, data, NAMES[:2], test=(texts[16:, :-1], texts[16:, 1:]), loss="next_token")
+    assert "not tried on language models" in found.summary()
+    assert "regression" not in found.summary()
+    x, y = scaled(TRAIN)
+    own = fs.compare(
+        [regression(), regression(0.45)], (x, y), NAMES[:1], loss=lambda o, t: (o - t).abs().flatten(1).sum(1)
+    )
+    assert "not tried with this loss" in own.summary()
+
+
 def decided(wrong: list[int]) -> Decision:
     """The decision between networks n0, n1, … that misclassify so many of 400 test samples."""
     nan = float("nan")

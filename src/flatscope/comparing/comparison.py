@@ -13,7 +13,7 @@ import pandas as pd
 
 from flatscope.charts import Bars
 from flatscope.comparing import rankings
-from flatscope.comparing.decision import UNTRIED, Decision, decide, listed, worth_words
+from flatscope.comparing.decision import Decision, decide, listed, untried_words, worth_words
 from flatscope.comparing.held_out import HeldOut, unpaired
 from flatscope.comparing.records import difference_of, records_by_measure
 from flatscope.comparing.verdicts import (
@@ -278,7 +278,7 @@ class Comparison(Result):
             names = [self._recorded(label) for label in self.counting]
             classes = not any(math.isnan(self.networks[name].error) for name in self.distinct)
             found = self.conclusion
-            worth = worth_words(self.difference, names) if classes else UNTRIED
+            worth = worth_words(self.difference, names) if classes else untried_words(str(self.meta.get("loss", "")))
             if found.code == "untold":
                 worth = worth.replace("What that is worth", "What flatness would be worth")
             lines += [str(found), worth]

@@ -14,7 +14,7 @@ from flatscope.network_summary import NetworkSummary
 
 LEARNING = 0.05  # training error from which on a network that stands on a slope is called not trained to the end
 MOST_VALUES = 4  # networks whose errors are said
-UNTRIED = "What that is worth was not tried on regression: the record is of small image classifiers."
+UNTRIED = {"next_token": "on language models", "mse": "on regression"}  # what has no record, by its loss
 
 
 @dataclass(frozen=True)
@@ -149,6 +149,12 @@ def worth_words(difference: str, counting: Sequence[str]) -> str:
         vote = known[RANKING]
         told = f"rho_sum was {flat.words}, the best measures together in {vote.percent(vote.psi)}, a coin in 50"
     return f"What that is worth, for {asked}, on 1,024 small networks: {told}."
+
+
+def untried_words(loss: str) -> str:
+    """Sentence in place of `worth_words` where there are no classes, with what was not tried."""
+    what = UNTRIED.get(loss, "with this loss")
+    return f"What that is worth was not tried {what}: the record is of small image classifiers."
 
 
 def listed(names: Sequence[str], word: str = "and") -> str:
