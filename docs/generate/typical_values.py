@@ -57,7 +57,8 @@ def demo(names: list[str]) -> dict[str, dict[str, Any]]:
         measures = [name for name in names if name in declarations()]
         options = {name: given for name, given in ONE_OPTION.items() if name in measures}
         bounds = [name for name in names if name not in measures]
-        for table in (fs.measure(problem, measures, options=options), fs.bounds(problem, bounds)):
+        tables = [fs.measure(problem, measures, options=options)] if measures else []
+        for table in [*tables, fs.bounds(problem, bounds)] if bounds else tables:
             for name, rows in table.to_frame().groupby("measure", sort=False):
                 values.setdefault(str(name), {})[network] = summary(rows)
     return values

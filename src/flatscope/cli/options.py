@@ -1,8 +1,10 @@
 """Options that several commands share, declared once each, in bundles.
 
-A command takes a bundle as one parameter, and `commands.spread` gives it one option per field; its help begins with the
-line of its bundle. A field of `DataOptions` goes to `data.loading.load` under its own name, a field of `ProblemOptions`
-to `Problem`: a new option for all commands is a new field here, and nothing else.
+A command takes a bundle as one parameter, and `commands.spread` gives it one option per field; its help begins with
+the line of its bundle. A field of `DataOptions` goes to `flatscope.inputs.load` under its own name, a field of
+`ProblemOptions` to `Problem`: what these take becomes an option of every command with that bundle by one new field
+here. A field of another bundle is read where the bundle is used. Options of the program itself, as --debug, are in
+`app.py`.
 
 Nothing here loads torch: the help of a command, and a slip in one, should not take seconds.
 """
@@ -68,7 +70,7 @@ class DataOptions:
     ] = None
 
     def for_load(self) -> dict[str, Any]:
-        """As arguments of `data.loading.load`."""
+        """As arguments of `flatscope.inputs.load`."""
         return {_AS_LOAD_CALLS_THEM.get(name, name): value for name, value in _own(self, DataOptions).items()}
 
 

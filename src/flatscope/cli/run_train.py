@@ -1,6 +1,6 @@
 """`flatscope train`: one network, or many as `--population file.toml` has them.
 
-The file has a table `[data]` (`name` and options of `data.loading.load`), a table `[model]` (`name` and its
+The file has a table `[data]` (`name` and options of `flatscope.inputs.load`), a table `[model]` (`name` and its
 options, beside it or, as in a sweep, as `options = {…}` with the `seed` of the weights), a table `[train]` with what
 all trials share, and what differs: `[[trials]]`, one table each, or `[grid]`, lists whose combinations are the
 trials (of every entry of `[[trials]]`, if there are both).

@@ -74,7 +74,7 @@ def _table_plots(tables: Mapping[str, Table], colours: Colours) -> Iterator[Plot
     yield from measured_plots(tables, colours)
 
 
-# In the order of the page; a kind that is not named here comes last.
+# In the order of the page; a test asks that every kind is named.
 ORDER = (
     "leaderboards",
     "comparisons",
@@ -94,7 +94,7 @@ ORDER = (
     "studies",
     "figures",
 )
-# A new kind of thing is one entry here, beside the function that renders it.
+# A new kind of thing is one entry here and one place in the order above, beside the function that renders it.
 OWN_KINDS: dict[str, Kind] = {
     "comparisons": Kind("a Comparison of networks", Comparison, "comparison", sections.comparisons_part),
     "surfaces": Kind(
