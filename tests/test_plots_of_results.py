@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import math
+import re
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +15,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from matplotlib import rcParams
 from matplotlib.figure import Figure
 from matplotlib.image import imread
 from matplotlib.text import Text
@@ -124,6 +128,48 @@ def test_letters_have_the_size_that_was_asked_for(size: float) -> None:
     assert figure.get_size_inches()[0] == 4.0
     assert {ax.xaxis.label.get_fontsize(), *(text.get_fontsize() for text in ax.get_yticklabels())} == {size}
     assert {text.get_fontsize() for text in figure.findobj(Text) if text.get_text()} == {size}
+
+
+def test_a_spectrum_has_letters_of_one_size_exponents_and_caption_included(tmp_path: Path) -> None:
+    found = fs.spectral_density(problem(), draws=2, steps=6)
+    figure = found.figure(width=3.3, font_size=8)
+    figure.canvas.draw()
+    shown = [text for text in figure.findobj(Text) if text.get_text()]
+    assert {text.get_fontsize() for text in shown} == {8}
+    assert not [text.get_text() for text in shown if "$" in text.get_text()]  # a formula has small exponents
+    # The caption is not cut off.
+    assert figure.axes[0]._left_title.get_window_extent().x1 <= figure.bbox.x1  # type: ignore[attr-defined]
+    found.save(tmp_path / "column.pdf", width=3.3, font_size=8)
+    assert sizes_in(tmp_path / "column.pdf") == {8.0}
+
+
+def sizes_in(pdf: Path) -> set[float]:
+    """Sizes of the letters that a PDF sets."""
+    sizes: set[float] = set()
+    for part in re.findall(rb"stream\r?\n(.*?)endstream", pdf.read_bytes(), re.DOTALL):
+        with contextlib.suppress(zlib.error):
+            sizes |= {float(size) for size in re.findall(rb"/F\d+ ([\d.]+) Tf", zlib.decompress(part))}
+    return sizes
+
+
+@pytest.mark.parametrize("kind", ["plane", "line", "spectrum", "table", "simplex"])
+def test_pictures_for_papers_embed_no_type_3_font(kind: str, tmp_path: Path) -> None:
+    at, other = problem(), network(1)
+    found: Any = {
+        "plane": lambda: fs.landscape(at, grid=3),
+        "line": lambda: fs.landscape(at, dimensions=1, grid=3),
+        "spectrum": lambda: fs.spectral_density(at, draws=2, steps=6),
+        "table": lambda: fs.measure(at, ["margin", "l2_norm"]),
+        "simplex": lambda: fs.interpolate([at.model, other], DATA, resolution=2),
+    }[kind]()
+    before = rcParams["pdf.fonttype"]
+    found.save(tmp_path / "sized.pdf", width=3.25, font_size=7)
+    found.save(tmp_path / "plain.pdf")
+    for name in ("sized.pdf", "plain.pdf"):
+        content = (tmp_path / name).read_bytes()
+        assert b"/Type3" not in content
+        assert b"/CIDFontType2" in content
+    assert rcParams["pdf.fonttype"] == before
 
 
 @pytest.mark.parametrize(("name", "value"), [("width", 0), ("width", 1000), ("font_size", -1), ("font_size", "8")])

@@ -13,13 +13,14 @@ from flatscope.errors import InputError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#B8558C", "#C98A00", "#2F9BD8", "#5F6368")
-DRAWN_FOR = 10.0  # points: the size of letters that figures are laid out with
 WIDTH, HEIGHT, ROW = 6.0, 3.4, 0.24  # inches of a figure, and of a line of a list
 WIDEST, LARGEST = 100.0, 100.0  # inches and points
 WIDE = 100.0  # ratio of values beyond which an axis is logarithmic
+RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 LONGEST = 34  # letters of a label
 
 
@@ -59,6 +60,7 @@ class Bars:
         known = everything[np.isfinite(everything)]
         if len(known) and known.min() > 0 and known.max() > WIDE * known.min():
             ax.set_xscale("log")
+            label_powers(ax.xaxis)
         elif len(known) and known.min() < 0 < known.max():
             ax.axvline(0, color="0.6", linewidth=0.8)
         ax.set_yticks(range(len(self.labels)), [_short(label) for label in self.labels])
@@ -117,7 +119,7 @@ def resized(figure: Figure, width: float | None = None, font_size: float | None 
     Args:
         figure: as it was drawn, in its own size.
         width: inches; the height follows in proportion. None: as it is.
-        font_size: points of labels; what was smaller or larger than these stays so in proportion. None: as it is.
+        font_size: points of all text. None: as it is.
     """
     for name, value, most, unit in (("width", width, WIDEST, "inches"), ("font_size", font_size, LARGEST, "points")):
         if value is not None and not (isinstance(value, int | float) and 0 < value <= most):
@@ -130,13 +132,25 @@ def resized(figure: Figure, width: float | None = None, font_size: float | None 
 
         figure.canvas.draw()  # tick labels are made when they are drawn
         for text in figure.findobj(Text):
-            text.set_fontsize(float(text.get_fontsize()) * font_size / DRAWN_FOR)
+            text.set_fontsize(font_size)
         for ax in figure.axes:  # those that are made later, when the size has changed
             for axis in (ax.xaxis, ax.yaxis):
-                labels = axis.get_ticklabels()
-                size = labels[0].get_fontsize() if labels else font_size
-                axis.set_tick_params(which="both", labelsize=size)
+                axis.set_tick_params(which="both", labelsize=font_size)
     return figure
+
+
+def label_powers(axis: Axis) -> None:
+    """Write the powers of ten of a logarithmic axis in letters of one size: formulas set exponents in smaller ones."""
+    from matplotlib.ticker import FuncFormatter, NullFormatter
+
+    axis.set_major_formatter(FuncFormatter(lambda value, _: _power(value)))
+    axis.set_minor_formatter(NullFormatter())
+
+
+def _power(value: float) -> str:
+    exponent = round(math.log10(value)) if value > 0 else 0
+    exact = math.isclose(value, 10.0**exponent, rel_tol=1e-9)
+    return f"10{str(exponent).translate(RAISED)}" if exact else f"{value:g}"
 
 
 def _short(label: str) -> str:

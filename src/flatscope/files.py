@@ -196,10 +196,13 @@ def figure_bytes(figure: Figure, kind: str, *, dpi: int = 200, tight: bool = Tru
         dpi: dots per inch.
         tight: without blank margins; else in the very size of the figure.
     """
+    from matplotlib import rc_context
+
     buffer = io.BytesIO()
     metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind)
     try:
-        figure.savefig(buffer, format=kind, dpi=dpi, metadata=metadata, bbox_inches="tight" if tight else None)
+        with rc_context({"pdf.fonttype": 42, "ps.fonttype": 42}):  # TrueType: publishers refuse Type 3
+            figure.savefig(buffer, format=kind, dpi=dpi, metadata=metadata, bbox_inches="tight" if tight else None)
     except (TypeError, ValueError) as problem:  # a title that is no text, or no formula
         raise InputError("a figure that Matplotlib can draw", first_line(problem), where="figure") from problem
     return buffer.getvalue()

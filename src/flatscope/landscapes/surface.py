@@ -12,7 +12,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from flatscope.charts import resized
+from flatscope.charts import label_powers, resized
 from flatscope.errors import InputError
 from flatscope.files import Arrays
 from flatscope.formatting import number
@@ -250,6 +250,7 @@ def _line(surface: Surface, values: Any, ax: Axes, heights: tuple[float, float],
     low, high = heights
     if log and low > 0:
         ax.set_yscale("log")
+        label_powers(ax.yaxis)
     elif high > low:
         ax.set_ylim(low - 0.04 * (high - low), high + 0.04 * (high - low))
     return drawn[0]

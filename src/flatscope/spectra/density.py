@@ -14,7 +14,7 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from flatscope.charts import resized
+from flatscope.charts import label_powers, resized
 from flatscope.curvature import brackets
 from flatscope.errors import InputError
 from flatscope.formatting import number
@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 GRID = 801
-CAPTION = 64  # letters of a line above the picture
+FIGURE = (6.0, 3.4)  # inches
+CAPTION, CAPTION_SIZE = 64, 8.0  # letters of a line above a picture of that width, and their points
 BLUR = 1 / 200  # default width of a bump, as a share of the spectrum's range
 CONVERGED = 1e-3
 OUTSIDE = 0.05
@@ -237,6 +238,7 @@ class SpectralDensity(DrawnResult):
         marks = self.outliers.numpy()
         ax.plot(marks, np.full(len(marks), floor), "v", color="#D55E00", markersize=5, clip_on=False, linestyle="")
         ax.set_yscale("log")
+        label_powers(ax.yaxis)
         ax.set_ylim(floor, None)
         ax.axvline(0, color="0.6", linewidth=0.8, zorder=0)
         ax.set_xlabel("eigenvalue")
@@ -254,12 +256,15 @@ class SpectralDensity(DrawnResult):
         """
         from matplotlib.figure import Figure
 
-        figure = Figure(figsize=(6.0, 3.4), layout="constrained")
+        figure = Figure(figsize=FIGURE, layout="constrained")
         ax = figure.add_subplot()
         self.plot(ax)
+        resized(figure, width, font_size)
         if caption:
-            ax.set_title("\n".join(wrap(self.caption(), CAPTION)), loc="left", fontsize=8)
-        return resized(figure, width, font_size)
+            size = font_size or CAPTION_SIZE
+            letters = CAPTION * figure.get_size_inches()[0] / FIGURE[0] * CAPTION_SIZE / size
+            ax.set_title("\n".join(wrap(self.caption(), max(12, int(letters)))), loc="left", fontsize=size)
+        return figure
 
     def caption(self) -> str:
         """Caption of the picture: the matrix, the band, the marks."""
