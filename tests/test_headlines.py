@@ -90,6 +90,15 @@ def test_one_network_alone_is_neither_flat_nor_sharp() -> None:
     assert "rho_sum" in headline.partition("Unchanged by rescaling: ")[2].splitlines()[0]
 
 
+def test_a_network_of_which_nothing_can_be_rescaled_is_not_warned_of_rescaling() -> None:
+    torch.manual_seed(0)
+    smooth = torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.Tanh(), torch.nn.Linear(6, 3))
+    line = fs.measure(fs.Problem(smooth, train=(torch.randn(30, 4), torch.arange(30) % 3))).headline.splitlines()[2]
+    assert "can be rescaled" in line
+    assert "hessian_trace" in line
+    assert "not to be compared" not in line
+
+
 def test_a_value_that_is_noise_is_not_given_as_one() -> None:
     table = fs.measure(problem())
     rows = table.to_frame()

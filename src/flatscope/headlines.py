@@ -62,7 +62,8 @@ def table_headline(frame: pd.DataFrame, meta: Meta) -> list[str]:
         unclear = "" if steep or _downward(frame) else "; where the data cannot be learned, this may yet be a minimum"
         minimum = f"Not trained: {words}. {TRAIN_IT}{unclear}."
     cautions = [str(remark) for remark in meta.get("remarks", ()) if not str(remark).startswith("still on a")]
-    lines = [minimum, _sentence(cautions[0]) if cautions else "", _fit(meta), _flatness(frame)]
+    rescalable = STANDING not in meta or NetworkSummary.from_dict(meta[STANDING]).rescalable
+    lines = [minimum, _sentence(cautions[0]) if cautions else "", _fit(meta), _flatness(frame, rescalable)]
     lines = [line for line in lines if line]
     sentences = [*(lines or [_without_flatness(frame)]), *_next(frame, steep or level == "open")]
     # What to do is never left out.
@@ -115,8 +116,8 @@ def _fit(meta: Meta) -> str:
     return f"{text}, test {what} {shown}{unit}{useless if overfits else ''}."
 
 
-def _flatness(frame: pd.DataFrame) -> str:
-    """Measures that no rescaling changes, and those that it does; empty where there is none of the first."""
+def _flatness(frame: pd.DataFrame, rescalable: bool) -> str:
+    """Measures that no rescaling changes, and those that it does, where some unit can be rescaled."""
     known, whole = declarations(), rows_of(frame, "network")
     valued = {str(row["measure"]): row for _, row in whole[whole["value"].notna()].iloc[::-1].iterrows()}
     names = [str(name) for name in whole["measure"].unique() if name in valued]
@@ -125,6 +126,10 @@ def _flatness(frame: pd.DataFrame) -> str:
     invariant += [name for name in flat if name not in invariant and known[name].invariant_under >= RESCALED]
     moved = [name for name in flat if not known[name].invariant_under >= RESCALED and name != "gradient_norm"]
     text = ""
+    if not rescalable and flat:
+        shown = [name for name in [*invariant, *moved] if name in flat][:MOST_NAMED]
+        values = ", ".join(f"{name} {_shown(valued[name])}" for name in shown)
+        return f"No unit of this network can be rescaled, so that no flatness number can be changed by it: {values}."
     if invariant:
         values = ", ".join(f"{name} {_shown(valued[name])}" for name in invariant[:MOST_NAMED])
         text = f"Unchanged by rescaling: {values}."
