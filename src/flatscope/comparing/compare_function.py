@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from flatscope.comparing.comparison import Comparison
-from flatscope.comparing.held_out import HeldOut, held_out
+from flatscope.comparing.held_out import HeldOut, held_out, overlap
 from flatscope.comparing.verdicts import SameFunction
 from flatscope.context import Context, Effort, make_effort
 from flatscope.errors import FlatscopeError, InputError, Interrupted, NotApplicable
@@ -135,7 +135,7 @@ def compare(
             tables[name].meta["name"] = name
             advance(1)
     meta = {
-        **_meta(next(iter(problems.values())), tests),
+        **_meta(next(iter(problems.values())), tests, whole),
         "seed": seed,
         "tolerance": tolerance,
         "confidence": confidence,
@@ -148,7 +148,7 @@ def compare(
     return comparison
 
 
-def _meta(problem: Problem, tests: HeldOut | None) -> dict[str, Any]:
+def _meta(problem: Problem, tests: HeldOut | None, effort: Effort) -> dict[str, Any]:
     """Version, loss, numbers of samples and test errors; but for the last the same for all networks."""
     return {
         "version": __version__,
@@ -157,6 +157,7 @@ def _meta(problem: Problem, tests: HeldOut | None) -> dict[str, Any]:
         "n_test": 0 if problem.test is None else problem.test.n,
         "tests": None if tests is None else tests.to_dict(),
         "nothing_held_out": NOTHING_HELD_OUT in problem.remarks,
+        "overlap": overlap(problem, in_haste=effort.end is not None),
     }
 
 

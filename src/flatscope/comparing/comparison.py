@@ -14,7 +14,7 @@ import pandas as pd
 from flatscope.charts import Bars
 from flatscope.comparing import rankings
 from flatscope.comparing.decision import Decision, decide, listed, untried_words, worth_words
-from flatscope.comparing.held_out import HeldOut, unpaired
+from flatscope.comparing.held_out import HeldOut, Overlap, overlap_remarks, unpaired
 from flatscope.comparing.records import difference_of, records_by_measure
 from flatscope.comparing.verdicts import (
     Quantity,
@@ -46,7 +46,7 @@ INTERVALS = (
     "without ± counts as exact, and measures that disagree do not widen them."
 )
 AT_EQUAL_LOSS = "compare checkpoints at about the same loss"
-FIRST_REMARKS = ("copy", "loss", "fit", "time")  # what could turn the answer round
+FIRST_REMARKS = ("overlap", "copy", "loss", "fit", "time")  # what could turn the answer round
 _COPIES_DIFFER = "differ between copies of one function"
 
 
@@ -144,7 +144,8 @@ class Comparison(Result):
     @property
     def decision(self) -> Decision:
         """Which network to keep, or what to do before that can be said."""
-        return decide(self.names, self.distinct, self.networks, self.tests, not self.meta.get("nothing_held_out"))
+        is_new, overlap = not self.meta.get("nothing_held_out"), Overlap.from_meta(self.meta)
+        return decide(self.names, self.distinct, self.networks, self.tests, is_new, overlap)
 
     @property
     def conclusion(self) -> rankings.Conclusion:
@@ -257,14 +258,13 @@ class Comparison(Result):
 
     def warnings(self) -> list[Remark]:
         """Cautions to read before any number: sentences, each with a `code`."""
-        found = []
+        found = [Remark("overlap", text) for text in overlap_remarks(self.meta)]
         found += [Remark("copy", f"{pair}.") for pair in self.same_function if pair.first in self.distinct]
         if moved := self.moved_between_copies():
             text = "Different for networks that are one function, and so without meaning for the ranking"
             found.append(Remark("moved", f"{text}: {', '.join(moved)}."))
         found += loss_remark(self.networks, str(self.meta.get("loss", "")))
-        found += undertrained(self.networks)
-        found += on_a_slope(self.networks)
+        found += undertrained(self.networks) + on_a_slope(self.networks)
         found += out_of_time(self._quantities.values(), self.meta.get("not_looked", []))
         if len({network.architecture for network in self.networks.values()}) > 1:
             text = "The architectures differ: only measures of the function itself are comparable."

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from flatscope.comparing.held_out import HeldOut
+from flatscope.comparing.held_out import HeldOut, Overlap
 from flatscope.comparing.records import DIFFERENCES, RANKING, records_by_measure
 from flatscope.doubts import MOST
 from flatscope.formatting import with_error, written
@@ -43,6 +43,7 @@ def decide(
     networks: Mapping[str, NetworkSummary],
     tests: HeldOut | None,
     is_new: bool,
+    overlap: Overlap | None = None,
 ) -> Decision:
     """Decide which network to keep, by held-out data first.
 
@@ -52,6 +53,7 @@ def decide(
         networks: where each stands.
         tests: the test errors of the distinct ones; None without any.
         is_new: whether the test samples are others than those of training.
+        overlap: how many of them are training samples all the same; None where nobody looked.
     """
     if len(distinct) < 2:
         text = f"Keep {'either' if len(names) == 2 else 'any'}: {listed(names)} are one and the same function."
@@ -62,6 +64,9 @@ def decide(
         why = "no test data were given" if tests is None else "the test samples are the training samples"
         text = f"Hold out test data before you choose: {why}, and flatness alone should not decide."
         return Decision("hold out", tuple(distinct), text)
+    if overlap is not None and overlap.leaked:
+        start = f"{overlap}: hold out others before you choose"
+        return Decision("hold out", tuple(distinct), f"{start}, and flatness alone should not decide.")
     return _by_test_errors(distinct, networks, tests)
 
 

@@ -157,7 +157,7 @@ class Verdict:
 
 
 class Remark(str):
-    """A sentence for people, with a code: "copy", "moved", "loss", "fit", "slope", "constant" or "architecture"."""
+    """A sentence, with a code: "overlap", "copy", "moved", "loss", "fit", "slope", "constant" or "architecture"."""
 
     code: str
 
