@@ -409,3 +409,20 @@ def test_an_audit_where_nothing_can_be_rescaled_says_so() -> None:
     frame = audit.to_frame()
     assert set(frame["verdict"]) == {"not tested"}
     assert frame["reason"].str.contains("that can be rescaled").all()
+    assert audit.headline == "Nothing could be rescaled here: rescaling is no reason to doubt a measure."
+
+
+@pytest.mark.usefixtures("registered")
+def test_a_measure_that_fails_is_named_with_the_reason() -> None:
+    @registry.measure(symbol="f", paper="flatscope", equation="none")
+    def failing(ctx: Context) -> float:
+        """Nothing: it fails."""
+        raise AttributeError("no confidence")
+
+    said = "Not tested: failing (failed: AttributeError: no confidence)."
+    with pytest.warns(RuntimeWarning, match="no confidence"):
+        assert fs.audit(mlp().problem(), "failing", trials=1).headline == said
+    with pytest.warns(RuntimeWarning, match="no confidence"):
+        both = fs.audit(mlp().problem(), ["failing", "margin"], trials=1).headline
+    assert said in both
+    assert "Unchanged, so fit to compare networks: margin." in both

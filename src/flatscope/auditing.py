@@ -19,7 +19,7 @@ from flatscope.charts import Bars, finite_or_nan
 from flatscope.errors import InputError, NotApplicable, refuse_unknown, refuse_unless_whole
 from flatscope.formatting import some_of
 from flatscope.isolation import own_settings
-from flatscope.measuring import Options, measure
+from flatscope.measuring import FAILED, Options, measure
 from flatscope.network.passes import digits_of
 from flatscope.network.units import Graph
 from flatscope.problem import Problem
@@ -134,9 +134,9 @@ class Audit(Result):
         moved = list(dict.fromkeys(frame[frame["verdict"] == "moved"]["measure"]))
         tested = list(dict.fromkeys(frame[frame["verdict"] != "not tested"]["measure"]))
         kept = [name for name in tested if name not in moved]
+        lines = self._failed_lines(bool(tested))
         if not tested:
-            return ["Nothing could be rescaled here, so nothing was tested: rescaling is no reason to doubt a measure."]
-        lines = []
+            return lines or ["Nothing could be rescaled here: rescaling is no reason to doubt a measure."]
         if moved:
             lines.append(f"Do not compare networks by {some_of(moved, SHOWN)}: the same function has other values.")
         if kept:
@@ -145,6 +145,14 @@ class Audit(Result):
             names = list(dict.fromkeys(self.disagrees["measure"]))
             lines.append(f"Against what they declare: {some_of(names, SHOWN)}. Doubt these numbers on this network.")
         return [*lines, "Unchanged is not yet useful: how well a measure predicts test error, fs.benchmark() says."]
+
+    def _failed_lines(self, some_tested: bool) -> list[str]:
+        """Measures that failed, with the reason; where none was tested, also those without a value."""
+        rows, walled = self._frame, self._frame["symmetry"].isin(self.meta.get("not rescaled", ()))
+        failed = rows["reason"].str.startswith(FAILED)
+        rows = rows[failed if some_tested else (rows["verdict"] == "not tested") & ~walled]
+        reasons = rows.groupby("reason", sort=False)["measure"].unique()
+        return [f"Not tested: {some_of(list(names), SHOWN)} ({reason})." for reason, names in reasons.items()][:SHOWN]
 
     def summary(self) -> str:
         """The headline, then what changed, what did not and what could not be tried, in a few sentences."""
@@ -257,6 +265,7 @@ def audit(
         ways = [way for way in ways_of(given.model, given.example()) if way in ("layer", "unit", *INNER)]
     points: dict[str, tuple[Problem, Table]] = {}
     rows: list[dict[str, Any]] = []
+    walled: list[str] = []
     with progress("Auditing", total=len(ways), lines=True) as advance:
         for number, way in enumerate(ways):
             advance(min(number, 1), note=f"{way} ({number + 1} of {len(ways)})", coming=1)
@@ -272,12 +281,13 @@ def audit(
                 after = [measure(twin, wanted, seed, options) for twin in twins]
             except NotApplicable as wall:
                 rows += [_untested(entry, way, str(wall)) for entry in chosen]
+                walled.append(WAYS[way])
                 continue
             rows += [_row(entry, way, before, after, digits_of(base.model), remark) for entry in chosen]
     rows.sort(key=lambda row: wanted.index(row["measure"]))
     drawn = {"trials": trials, "seed": seed, "low": low, "high": high, "n_train": problem.n_train}
     seconds = round(time.perf_counter() - begun, 3)
-    return Audit(pd.DataFrame(rows), {"version": __version__, **drawn, "seconds": seconds})
+    return Audit(pd.DataFrame(rows), {"version": __version__, **drawn, "not rescaled": walled, "seconds": seconds})
 
 
 def _form(given: Problem, way: str) -> str:
@@ -314,18 +324,9 @@ def _walls(graph: Graph, way: str) -> str:
 
 
 def _untested(entry: Declaration, way: str, reason: str) -> dict[str, Any]:
-    symmetry = WAYS[way]
-    return {
-        "measure": entry.name,
-        "symmetry": symmetry,
-        "before": math.nan,
-        "after": math.nan,
-        "relative_change": math.nan,
-        "stderr": 0.0,
-        "verdict": "not tested",
-        "reason": reason,
-        "declared": symmetry in entry.invariant_under,
-    }
+    symmetry, nan = WAYS[way], math.nan
+    cells = (entry.name, symmetry, nan, nan, nan, 0.0, "not tested", reason, symmetry in entry.invariant_under)
+    return dict(zip(COLUMNS, cells, strict=True))
 
 
 def _row(

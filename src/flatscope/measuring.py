@@ -54,6 +54,7 @@ NOT_A_NUMBER = (
     "not a number: the network's outputs, its derivatives or their products overflow; measure it in float64, "
     "or a network whose training did not diverge"
 )
+FAILED = "failed: "  # how the reason of a measure begins that raised an error
 INTERRUPTED = "not done: the call was interrupted"
 INFINITE = "infinite: more than a float holds, or a division by zero"
 
@@ -323,7 +324,7 @@ def _rows(ctx: Context, entry: Declaration, given: Row, common: Row) -> Iterator
             # An hour of other measures must not be lost to one that fails: its row says so, loudly.
             refused = missing_derivative(problem)
             said = lack_of_memory(problem) or f"{type(problem).__name__}: {first_line(problem)}"
-            reason = f"failed: {said}"
+            reason = f"{FAILED}{said}"
             let_go(problem)
             if refused is None:
                 warnings.warn(f"{entry.name} {reason}", RuntimeWarning, stacklevel=2)

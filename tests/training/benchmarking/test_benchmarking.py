@@ -18,7 +18,7 @@ from test_cli import Run
 from test_cli import run as run  # a fixture
 from test_nothing_changes import CtrlC, Drawing, differing, made, own_measure, state
 
-from flatscope import stats
+from flatscope import registry, stats
 from flatscope.errors import InputError
 from flatscope.inputs.factories import find_factory
 from flatscope.registry import declarations
@@ -195,6 +195,24 @@ def test_a_first_look_needs_no_download(soon: None, tmp_path: Path, monkeypatch:
     assert "two trainings of one architecture: right in " in second
     with pytest.raises(InputError, match="digits"):
         benchmark(largest_weight, data="mnist")
+
+
+def test_a_declared_measure_that_fails_stops_at_the_first_network(
+    soon: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry, "_REGISTRY", dict(registry._REGISTRY))
+    calls = []
+
+    @registry.measure(symbol="f", paper="flatscope", equation="none")
+    def failing(ctx: object) -> float:
+        """Nothing: it fails."""
+        calls.append(ctx)
+        raise AttributeError("no confidence")
+
+    with pytest.raises(AttributeError, match="no confidence") as caught, pytest.warns(RuntimeWarning):
+        benchmark(failing, networks=8, data="digits", store=str(tmp_path), workers=0)
+    assert caught.traceback[-1].name == "failing"  # the command line tells its file and line
+    assert len(calls) == 2
 
 
 def test_missing_images_are_said_before_anything_is_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,11 +18,12 @@ from flatscope.context import Context
 from flatscope.disk import write_whole
 from flatscope.errors import FlatscopeError, InputError, refuse_unknown
 from flatscope.files import csv_bytes, from_parquet_bytes, parquet_bytes
+from flatscope.forms import point_of
 from flatscope.inputs.factories import find_factory
 from flatscope.inputs.loading import load
 from flatscope.inputs.public_sets import data_root
 from flatscope.isolation import own_settings
-from flatscope.measuring import measure
+from flatscope.measuring import FAILED, measure
 from flatscope.problem import Problem
 from flatscope.progress import progress
 from flatscope.registry import Value, declarations, select
@@ -311,8 +312,7 @@ def _scored(population: pd.DataFrame, names: list[str]) -> Leaderboard:
 
 
 def _own_name(function: Function) -> str:
-    name = getattr(function, "__name__", "function")
-    known = declarations().get(name)
+    known = declarations().get(name := getattr(function, "__name__", "function"))
     if name in CONTROLS or (known is not None and known.function is not function):
         raise InputError("a name that is not taken", name, where="benchmark", fix="Rename the function")
     return name
@@ -335,17 +335,21 @@ def _values(own: Mapping[str, Function], population: pd.DataFrame, store: Store)
 
 
 def value_of(name: str, function: Function, problem: Problem) -> float:
-    """A user's function on one network: declared ones as `measure` runs them, others as they are."""
+    """A user's function on one network: as `measure` runs a declared one, others as they are; raises where it fails."""
     entry = declarations().get(name)
     if entry is not None and entry.function is function:
-        return measure(problem, name, options=options_of([name])).one_each()[name]
+        found = measure(problem, name, options=options_of([name]))
+        if found.to_frame()["reason"].str.startswith(FAILED).any() and function.__module__.split(".")[0] != "flatscope":
+            with own_settings(problem.generators):  # once more, for the error with its file and line
+                function(point_of(Context(problem), entry))
+        return found.one_each()[name]
     with own_settings(problem.generators):
         value: Any = function(Context(problem))
     try:
         return float(value.value if isinstance(value, Value) else value)
     except (TypeError, ValueError):
-        got, fix = type(value).__name__, "Return a float, or declare the function with @measure"
-        raise InputError("a number", got, where=f"benchmark, {name}", fix=fix) from None
+        fix = "Return a float, or declare it with @measure"
+        raise InputError("a number", type(value).__name__, f"benchmark, {name}", fix) from None
 
 
 def summary(population: pd.DataFrame) -> dict[str, Any]:
