@@ -13,7 +13,7 @@ import pandas as pd
 
 from flatscope.charts import Bars
 from flatscope.comparing import rankings
-from flatscope.comparing.decision import Decision, decide, listed, untried_words, worth_words
+from flatscope.comparing.decision import Decision, decide, listed, untrained_words, untried_words, worth_words
 from flatscope.comparing.held_out import HeldOut, Overlap, overlap_remarks, unpaired
 from flatscope.comparing.records import difference_of, records_by_measure
 from flatscope.comparing.verdicts import (
@@ -153,7 +153,7 @@ class Comparison(Result):
         comparable, counting = ([self._quantities[n] for n in names] for names in (self.comparable, self.counting))
         trained = [name for name in self.distinct if not self.networks[name].untrained]
         raw = [name for name in self.distinct if name not in trained]
-        left_out = f"{listed(raw)} {'is' if len(raw) == 1 else 'are'} not trained" if raw else ""
+        left_out = untrained_words(raw, self.networks, self.tests)
         if len(trained) < 2 <= len(self.distinct):
             first = tuple(rankings.foremost(counting, self.distinct))
             return rankings.Conclusion("untold", "", (), f"Which is flatter cannot be told: {left_out}.", first)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from flatscope.comparing.held_out import HeldOut, Overlap
 from flatscope.comparing.records import DIFFERENCES, RANKING, records_by_measure
@@ -58,8 +58,11 @@ def decide(
     if len(distinct) < 2:
         text = f"Keep {'either' if len(names) == 2 else 'any'}: {listed(names)} are one and the same function."
         return Decision("one function", tuple(names), text)
-    if untrained := _untrained(distinct, networks):
-        return Decision("train on", tuple(distinct), f"Train first, or check the data: {untrained}.")
+    usable = tests if is_new and not (overlap is not None and overlap.leaked) else None
+    able = able_at_a_high_loss(distinct, networks, usable)
+    if not able and (untrained := _untrained(distinct, networks)):
+        told = f"; test {_many(usable)}: {first_errors(usable, distinct)}" if usable else ""
+        return Decision("train on", tuple(distinct), f"Train first, or check the data: {untrained}{told}.")
     if tests is None or not is_new:
         why = "no test data were given" if tests is None else "the test samples are the training samples"
         text = f"Hold out test data before you choose: {why}, and flatness alone should not decide."
@@ -67,7 +70,41 @@ def decide(
     if overlap is not None and overlap.leaked:
         start = f"{overlap}: hold out others before you choose"
         return Decision("hold out", tuple(distinct), f"{start}, and flatness alone should not decide.")
-    return _by_test_errors(distinct, networks, tests)
+    found = _by_test_errors(distinct, networks, tests, able)
+    scaled = [name for name in able if name in found.networks]
+    return replace(found, sentence=f"{found.sentence} {_scale_words(scaled, networks)}") if scaled else found
+
+
+def able_at_a_high_loss(
+    names: Sequence[str], networks: Mapping[str, NetworkSummary], tests: HeldOut | None
+) -> list[str]:
+    """Networks that tell classes apart although their loss is no better than that of a constant output."""
+    useful = tests.useful if tests is not None else []
+    return [name for name in names if name in useful and networks[name].untrained and not networks[name].error > MOST]
+
+
+def untrained_words(names: Sequence[str], networks: Mapping[str, NetworkSummary], tests: HeldOut | None) -> str:
+    """Clause on networks whose flatness numbers mean nothing because their loss is no better than a constant's."""
+    able = able_at_a_high_loss(names, networks, tests)
+    raw = [name for name in names if name not in able]
+    words = [f"{listed(raw)} {'is' if len(raw) == 1 else 'are'} not trained"] if raw else []
+    if able:
+        words.append(f"the training loss of {listed(able)} is no better than that of outputs that ignore the inputs")
+    return " and ".join(words)
+
+
+def _scale_words(names: Sequence[str], networks: Mapping[str, NetworkSummary]) -> str:
+    """Remark on the scale of outputs that tell classes apart at a loss that is no better than a constant's."""
+    over = all(networks[name].loss > networks[name].constant for name in names)
+    fault = "Overconfident" if over else "Outputs of the wrong scale"
+    return f"{fault}: {_loss_words(names, networks)}; rescale the outputs (temperature)."
+
+
+def _loss_words(names: Sequence[str], networks: Mapping[str, NetworkSummary]) -> str:
+    """Clause on training losses that are no better than a constant's."""
+    losses = _first([f"{name} {written(networks[name].loss, 3)}" for name in names])
+    constant = f"{written(networks[names[0]].constant, 3)}, that of outputs that ignore the inputs"
+    return f"the training loss is no better than {constant} ({losses})"
 
 
 def _untrained(distinct: Sequence[str], networks: Mapping[str, NetworkSummary]) -> str:
@@ -75,14 +112,26 @@ def _untrained(distinct: Sequence[str], networks: Mapping[str, NetworkSummary]) 
     lost = [name for name in distinct if networks[name].error > MOST]
     if len(lost) == len(distinct):
         return f"{listed(distinct)} misclassify most of their own training samples"
-    if all(name in lost or networks[name].untrained for name in distinct):
-        return f"{listed(distinct)} are no better than outputs that ignore the inputs"
-    return ""
+    raw = [name for name in distinct if networks[name].untrained]
+    rest = [name for name in distinct if name not in raw]
+    if not set(rest) <= set(lost):
+        return ""
+    text = _loss_words(raw, networks)
+    return f"{text}, or most of the training samples are misclassified ({_first(rest)})" if rest else text
 
 
-def _by_test_errors(distinct: Sequence[str], networks: Mapping[str, NetworkSummary], tests: HeldOut) -> Decision:
-    """Keep the lowest test error where it is clear; else name those not told apart, or advise to train on."""
-    level, many = tests.level, f"{tests.what}{'es' if tests.what == 'loss' else 's'}"
+def _by_test_errors(
+    distinct: Sequence[str], networks: Mapping[str, NetworkSummary], tests: HeldOut, able: Sequence[str]
+) -> Decision:
+    """Keep the lowest test error where it is clear; else name those not told apart, or advise to train on.
+
+    Args:
+        distinct: one network of every function.
+        networks: where each stands.
+        tests: their test errors.
+        able: those that are wrong in scale alone, which no training has to cure.
+    """
+    level, many = tests.level, _many(tests)
     lowest_first = sorted(distinct, key=lambda name: (tests.values[name], name != tests.best))
     values = first_errors(tests, distinct if len(distinct) <= MOST_VALUES else lowest_first)
     if len(level) == 1:
@@ -90,7 +139,7 @@ def _by_test_errors(distinct: Sequence[str], networks: Mapping[str, NetworkSumma
         apart = points(tests, nearest.apart, nearest.stderr)
         text = f"Keep {level[0]}: its test {tests.what} is clearly the lowest ({values}; {apart} ahead)."
         return Decision("keep", tuple(level), text)
-    steep = [name for name in level if _learns(networks[name])]
+    steep = [name for name in level if name not in able and _learns(networks[name])]
     if len(steep) == len(level):
         text = f"Train on before you choose: {listed(level)} are not at a minimum, and test {many} do not differ"
         told = first_errors(tests, [name for name in lowest_first if name in level])
@@ -115,8 +164,17 @@ def _learns(network: NetworkSummary) -> bool:
 
 def first_errors(tests: HeldOut, names: Sequence[str]) -> str:
     """Test errors of the first networks, and how many there are more."""
-    told = [f"{name} {error_words(tests, name)}" for name in names[:MOST_VALUES]]
-    return listed([*told, *([f"{len(names) - MOST_VALUES} more"] if len(names) > MOST_VALUES else [])])
+    return _first([f"{name} {error_words(tests, name)}" for name in names])
+
+
+def _first(told: Sequence[str]) -> str:
+    """The first of them as people list them, and how many there are more."""
+    return listed([*told[:MOST_VALUES], *([f"{len(told) - MOST_VALUES} more"] if len(told) > MOST_VALUES else [])])
+
+
+def _many(tests: HeldOut) -> str:
+    """What is compared, in the plural."""
+    return "losses" if tests.what == "loss" else "errors"
 
 
 def error_words(tests: HeldOut, name: str) -> str:

@@ -10,6 +10,7 @@ from itertools import islice
 from typing import Any, Self
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from flatscope.context import Context
@@ -20,6 +21,7 @@ from flatscope.problem import Problem
 from flatscope.samples import PROBED_SAMPLES, Samples, input_digests, order_digest
 
 SIGNIFICANT = 0.05
+CLEARLY = 3  # standard errors by which a test error is lower than that of a constant output
 LEAKED = 0.1  # share of test samples, more than repeats explain, from which on they decide nothing
 
 
@@ -56,6 +58,7 @@ class HeldOut:
         values: of every network.
         errors: standard error of each, over the samples.
         differences: of every other network from the best.
+        constant: test error of the best output that does not depend on the inputs; NaN where nobody asked.
     """
 
     what: str
@@ -64,6 +67,14 @@ class HeldOut:
     values: Mapping[str, float]
     errors: Mapping[str, float]
     differences: Mapping[str, Difference]
+    constant: float = math.nan
+
+    @property
+    def useful(self) -> list[str]:
+        """Networks whose test error is clearly lower than that of a constant output."""
+        chance = math.sqrt(self.constant * (1 - self.constant) / self.n)
+        apart = {name: self.constant - value for name, value in self.values.items()}
+        return [name for name in self.values if apart[name] > CLEARLY * math.hypot(self.errors[name], chance)]
 
     @property
     def level(self) -> list[str]:
@@ -72,13 +83,14 @@ class HeldOut:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""
-        return asdict(self)
+        return asdict(self) | {"constant": None if math.isnan(self.constant) else self.constant}
 
     @classmethod
     def from_dict(cls, given: Mapping[str, Any]) -> Self:
         """Test errors from the dictionary that `to_dict` gave."""
         differences = {name: Difference(**found) for name, found in given["differences"].items()}
-        return cls(**{**given, "differences": differences})
+        constant = math.nan if given.get("constant") is None else given["constant"]
+        return cls(**{**given, "differences": differences, "constant": constant})
 
 
 @dataclass(frozen=True)
@@ -176,7 +188,17 @@ def held_out(
         name: difference(samples[best], samples[name], paired=paired, pairs=pairs) for name in distinct if name != best
     }
     errors = {name: float(values.std(ddof=1) / math.sqrt(len(values))) for name, values in samples.items()}
-    return HeldOut(what, first.test.n, best, read, errors, differences)
+    asked = what == "error" and any(summaries[name].untrained for name in distinct)
+    with untouched_randomness(generators):
+        constant = _constant_error(first.test) if asked else math.nan
+    return HeldOut(what, first.test.n, best, read, errors, differences, constant)
+
+
+def _constant_error(samples: Samples) -> float:
+    """Share of the samples that are not of the class that most are of."""
+    targets = torch.cat([labels.reshape(len(labels), -1) for _, labels in samples.batches()])
+    classes = targets.argmax(1) if targets.shape[1] > 1 else targets.flatten()
+    return 1 - int(classes.unique(return_counts=True)[1].max()) / len(classes)
 
 
 def unpaired(summaries: Mapping[str, NetworkSummary], n_test: int = 0) -> HeldOut | None:
