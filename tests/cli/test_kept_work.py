@@ -65,7 +65,7 @@ def test_too_little_memory_is_said_with_what_to_do(
 def test_a_table_that_cannot_be_written_is_shown_before_that_is_said(
     tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(*_: Any) -> None:
+    def full(*_: Any, **__: Any) -> None:
         raise InputError("a place that can be written to", "No space left on device", str(tmp_path / "t.json"))
 
     monkeypatch.setattr("flatscope.result.write_whole", full)
