@@ -76,7 +76,7 @@ def show_answer(found: Comparison) -> None:
 
 
 def _show_cautions(found: Comparison, most: int = MOST_CAUTIONS) -> None:
-    """What else to keep in mind, beside the headline."""
+    """Print the remarks that the headline does not have."""
     further = [str(warning) for warning in found.warnings() if warning not in found.headline.splitlines()]
     for warning in further[:most]:
         console().print(Text.assemble(("To keep in mind: ", "bold yellow"), warning))

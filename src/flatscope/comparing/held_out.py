@@ -95,7 +95,7 @@ class HeldOut:
 
 @dataclass(frozen=True)
 class Overlap:
-    """How many test samples have the inputs of training samples.
+    """Number of test samples that have the inputs of training samples.
 
     Attributes:
         again: their number.

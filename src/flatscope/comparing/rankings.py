@@ -265,7 +265,7 @@ def conclude(
 
 
 def _made_by_losses(winner: str, voices: Sequence[Voice], losses: Mapping[str, float]) -> float:
-    """How many times lower the winner's loss is, where that accounts for every clear lead of it; else 0."""
+    """Factor by which the winner's loss is lower, where it accounts for every clear lead of the winner; else 0."""
     clear = [voice for voice in voices if voice.clear and voice.best == winner]
     if not clear or not losses or losses[winner] <= 0:
         return 0.0

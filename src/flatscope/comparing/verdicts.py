@@ -281,7 +281,7 @@ def undertrained(networks: Mapping[str, NetworkSummary]) -> list[Remark]:
 
 
 def out_of_time(measured: Iterable[Quantity], not_looked: Sequence[str]) -> list[Remark]:
-    """What the budget of time left no room for, in a sentence.
+    """Sentence on what the budget of time left no room for.
 
     Args:
         measured: every measure that was asked for.
