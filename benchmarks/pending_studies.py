@@ -219,11 +219,11 @@ def unpack(folder: Path, store: Path, out: Path) -> None:
 def probe(store: Path) -> None:
     """Train on 10,000 random labels with less and less dropout; the first rate that comes to the loss is kept."""
     from flatscope.training import Store, train_and_measure
-    from flatscope_papers.neyshabur2017.label_networks import SIZES, network
+    from flatscope_papers.neyshabur2017.label_networks import SIZES, label_network_config
 
     kept, size, device = Store(store), SIZES["paper"], "cuda" if torch.cuda.is_available() else "cpu"
     for rate in RATES:
-        config = network(
+        config = label_network_config(
             {**size, "model": {"name": "vgg", "options": {"dropout": rate}}}, min(size["samples"]), "random", 0
         )
         if config not in kept:

@@ -131,15 +131,15 @@ class Finding:
         return self.claim.kind in COUNTED
 
     @property
-    def in_part(self) -> bool:
+    def holds_in_wider_range(self) -> bool:
         """True if it does not hold as it is stated, but does in its wider range."""
         low, high = self.answer.low, self.answer.high
         if self.verdict not in (CONTRADICTED, INCONCLUSIVE) or low is None or high is None or not self.claim.partly:
             return False
-        return _inside((low, high), self.claim.partly)
+        return _interval_lies_within((low, high), self.claim.partly)
 
 
-def judge(claim: Claim, answer: Answer, scale: str) -> Finding:
+def finding_of_claim(claim: Claim, answer: Answer, scale: str) -> Finding:
     """The verdict. Nothing is judged from a smoke run, and no remark.
 
     Holds: the whole interval lies where the claim holds. Contradicted: none of it does; a claim about every network is
@@ -153,7 +153,7 @@ def judge(claim: Claim, answer: Answer, scale: str) -> Finding:
         verdict = UNTESTABLE
     elif low is None or high is None:
         verdict = INCONCLUSIVE
-    elif _inside((low, high), claim.holds):
+    elif _interval_lies_within((low, high), claim.holds):
         verdict = HOLDS
     elif answer.seen or high < claim.holds[0] or low > claim.holds[1]:
         verdict = CONTRADICTED
@@ -162,7 +162,7 @@ def judge(claim: Claim, answer: Answer, scale: str) -> Finding:
     return Finding(claim, answer, verdict)
 
 
-def _inside(inner: Range, outer: Range) -> bool:
+def _interval_lies_within(inner: Range, outer: Range) -> bool:
     return outer[0] <= inner[0] and inner[1] <= outer[1]
 
 
@@ -187,7 +187,12 @@ def number_text(value: float) -> str:
     return f"{int(value):,}" if whole else f"{value:.6g}"
 
 
-def counted(verdicts: Iterable[str]) -> str:
+def verdict_counts_in_words(verdicts: Iterable[str]) -> str:
     """Number of each verdict: "holds 9, contradicted 2"."""
     counts = Counter(verdicts)
     return ", ".join(f"{word} {counts[word]}" for word in SIGNS if counts[word]) or "no claims"
+
+
+def judged_verdict_counts(findings: Iterable[Finding]) -> str:
+    """Number of each verdict among the findings that sums count: neither remarks nor slips."""
+    return verdict_counts_in_words(finding.verdict for finding in findings if finding.counts)

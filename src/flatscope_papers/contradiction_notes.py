@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from flatscope_papers.claims import CONTRADICTED, Answer, Claim, judge
+from flatscope_papers.claims import CONTRADICTED, Answer, Claim, finding_of_claim
 
 BEGINS = "likeliest reason: "
 
 
-def with_reasons(
+def answers_with_reasons(
     found: Mapping[str, Answer], claims: Iterable[Claim], scale: str, reasons: Mapping[str, str]
 ) -> dict[str, Answer]:
     """The answers; those of claims that are contradicted with the reason that is given for them.
@@ -24,12 +24,12 @@ def with_reasons(
     told = dict(found)
     for claim in claims:
         answer = told[claim.key]
-        if claim.key in reasons and judge(claim, answer, scale).verdict == CONTRADICTED:
+        if claim.key in reasons and finding_of_claim(claim, answer, scale).verdict == CONTRADICTED:
             words = "; ".join(part for part in (answer.note, f"{BEGINS}{reasons[claim.key]}") if part)
             told[claim.key] = replace(answer, note=words)
     return told
 
 
-def without_reason(answer: Answer) -> Answer:
-    """The answer without what `with_reasons` added."""
+def answer_without_reason(answer: Answer) -> Answer:
+    """The answer without what `answers_with_reasons` added."""
     return replace(answer, note=answer.note.partition(BEGINS)[0].rstrip("; "))

@@ -27,7 +27,7 @@ SAME = 1e-12  # differences of this size are rounding
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 
 
-def pearson_ends(x: Floats, y: Floats, *, resamples: int = 2_000) -> tuple[float, float] | None:
+def pearson_interval(x: Floats, y: Floats, *, resamples: int = 2_000) -> tuple[float, float] | None:
     """Ends of the interval of a correlation, on Fisher's scale, where its spread hardly depends on its size.
 
     Args:
@@ -41,9 +41,9 @@ def pearson_ends(x: Floats, y: Floats, *, resamples: int = 2_000) -> tuple[float
     if len(x) < FEWEST:
         return None
     values = np.stack([x, y])
-    (found,), (error,) = _correlations(values)
+    (found,), (error,) = _correlations_with_last_row(values)
     drawn = np.random.default_rng(0).integers(len(x), size=(resamples, len(x)))
-    again, errors = (part[:, 0] for part in _correlations(np.moveaxis(values[:, drawn], 0, 1)))
+    again, errors = (part[:, 0] for part in _correlations_with_last_row(np.moveaxis(values[:, drawn], 0, 1)))
     with np.errstate(divide="ignore", invalid="ignore"):  # resamples on a line or without spread: infinitely far off
         here, there = np.arctanh(found), np.arctanh(again)
         ratio = np.abs(there - here) * (1 - again**2) / errors
@@ -66,11 +66,11 @@ def spread_of_correlations(
         resamples: of the rows.
     """
     pairs = list(itertools.combinations(range(len(columns)), 2))
-    values, dropped = _complete(frame, [*columns, target])
-    gaps, reach = _simultaneous(values, pairs, resamples)
+    values, dropped = _rows_without_gaps(frame, [*columns, target])
+    gaps, reach = _simultaneous_intervals(values, pairs, resamples)
     apart = np.abs(gaps)
     ends = (max(0.0, float((apart - reach).max())), min(2.0, float((apart + reach).max())))
-    return _estimate(float(apart.max()), ends, values.shape[1], dropped)
+    return _correlation_answer(float(apart.max()), ends, values.shape[1], dropped)
 
 
 def lead_of_correlations(
@@ -93,23 +93,23 @@ def lead_of_correlations(
         resamples: of the rows.
     """
     pairs = [(0, other) for other in range(1, len(others) + 1)]
-    values, dropped = _complete(frame, [first, *others, target])
+    values, dropped = _rows_without_gaps(frame, [first, *others, target])
     if of_size and values.shape[1] >= FEWEST:
         together = (values[:-1] - values[:-1].mean(axis=1, keepdims=True)) @ values[-1]
         values[:-1] *= np.where(together < 0, -1.0, 1.0)[:, None]
-    gaps, reach = _simultaneous(values, pairs, resamples)
+    gaps, reach = _simultaneous_intervals(values, pairs, resamples)
     ends = (max(-2.0, float((gaps - reach).min())), min(2.0, float((gaps + reach).min())))
-    return _estimate(float(gaps.min()), ends, values.shape[1], dropped)
+    return _correlation_answer(float(gaps.min()), ends, values.shape[1], dropped)
 
 
-def _complete(frame: pd.DataFrame, columns: Sequence[str]) -> tuple[Floats, int]:
+def _rows_without_gaps(frame: pd.DataFrame, columns: Sequence[str]) -> tuple[Floats, int]:
     """The columns as rows of an array, without networks that lack one of them."""
     values = np.stack([frame[name].to_numpy(np.float64) for name in columns])
     kept = values[:, np.isfinite(values).all(axis=0)]
     return kept, values.shape[1] - kept.shape[1]
 
 
-def _estimate(value: float, ends: tuple[float, float], n: int, dropped: int) -> Answer:
+def _correlation_answer(value: float, ends: tuple[float, float], n: int, dropped: int) -> Answer:
     words = [f"{dropped} networks without a value left out"] if dropped else []
     if math.isnan(value):
         return Answer(value, runs=n, note="; ".join([*words, "fewer than four networks"]))
@@ -118,15 +118,15 @@ def _estimate(value: float, ends: tuple[float, float], n: int, dropped: int) -> 
     return Answer(value, *ends, runs=n, note="; ".join(words))
 
 
-def _simultaneous(values: Floats, pairs: Sequence[tuple[int, int]], resamples: int) -> tuple[Floats, Floats]:
+def _simultaneous_intervals(values: Floats, pairs: Sequence[tuple[int, int]], resamples: int) -> tuple[Floats, Floats]:
     """Differences of correlations and the half-widths within which all of them lie at once in 95 % of samples."""
     n = values.shape[1]
     if n < FEWEST:
         nothing = np.full(len(pairs), math.nan)
         return nothing, nothing
-    gaps, errors = _gaps(values, pairs)
+    gaps, errors = _correlation_differences(values, pairs)
     drawn = np.random.default_rng(0).integers(n, size=(resamples, n))
-    again, their_errors = _gaps(np.moveaxis(values[:, drawn], 0, 1), pairs)
+    again, their_errors = _correlation_differences(np.moveaxis(values[:, drawn], 0, 1), pairs)
     off = np.abs(again - gaps)
     off[off < SAME] = 0.0  # one measure twice: nothing to be wrong about
     with np.errstate(divide="ignore", invalid="ignore"):  # a resample without spread counts as infinitely far off
@@ -136,20 +136,22 @@ def _simultaneous(values: Floats, pairs: Sequence[tuple[int, int]], resamples: i
     return gaps, np.multiply(factor, errors, out=np.zeros_like(errors), where=errors > 0)
 
 
-def _gaps(values: Floats, pairs: Sequence[tuple[int, int]]) -> tuple[Floats, Floats]:
+def _correlation_differences(values: Floats, pairs: Sequence[tuple[int, int]]) -> tuple[Floats, Floats]:
     """Differences of correlations with the last row, and their standard errors."""
-    correlations, influence = _influence(values)
+    correlations, influence = _influence_on_correlations(values)
     one, other = (list(side) for side in zip(*pairs, strict=True))
-    return correlations[..., one] - correlations[..., other], _errors(influence[..., one, :] - influence[..., other, :])
+    return correlations[..., one] - correlations[..., other], _standard_errors_of_influence(
+        influence[..., one, :] - influence[..., other, :]
+    )
 
 
-def _correlations(values: Floats) -> tuple[Floats, Floats]:
+def _correlations_with_last_row(values: Floats) -> tuple[Floats, Floats]:
     """Correlations with the last row, and their standard errors."""
-    correlations, influence = _influence(values)
-    return correlations, _errors(influence)
+    correlations, influence = _influence_on_correlations(values)
+    return correlations, _standard_errors_of_influence(influence)
 
 
-def _influence(values: Floats) -> tuple[Floats, Floats]:
+def _influence_on_correlations(values: Floats) -> tuple[Floats, Floats]:
     """Correlations with the last row, and what each sample contributes to them, to first order."""
     centred = values - values.mean(axis=-1, keepdims=True)
     size = np.sqrt((centred**2).mean(axis=-1, keepdims=True))
@@ -159,6 +161,6 @@ def _influence(values: Floats) -> tuple[Floats, Floats]:
     return correlations, x * y - correlations[..., None] / 2 * (x**2 + y**2)
 
 
-def _errors(influence: Floats) -> Floats:
+def _standard_errors_of_influence(influence: Floats) -> Floats:
     errors: Floats = np.sqrt((influence**2).mean(axis=-1) / (influence.shape[-1] - 1))
     return errors

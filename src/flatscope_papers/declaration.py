@@ -20,7 +20,7 @@ from torch import Tensor
 from flatscope.errors import InputError, UnknownNameError, refuse_unknown
 from flatscope.training import Store, Stored, train_and_measure
 from flatscope_papers.claims import Answer, Claim
-from flatscope_papers.toml_files import FOUR_PAPERS, Words, said_by_paper
+from flatscope_papers.toml_files import FOUR_PAPERS, Words, study_words
 
 SCALES = ("smoke", "small", "paper")
 
@@ -30,7 +30,7 @@ FromTable = Callable[[pd.DataFrame, str], "Analysis"]
 Work = Callable[[list[dict[str, Any]], Store, Report], None]
 
 
-def name_of(function: Callable[..., Any]) -> str:
+def importable_name(function: Callable[..., Any]) -> str:
     """Name of a function in configurations and other processes: "module:function"."""
     return f"{function.__module__}:{function.__qualname__}"
 
@@ -124,7 +124,7 @@ class Analysis:
     reasons: Mapping[str, str] = field(default_factory=dict)
 
 
-def as_it_is(_: Figure) -> None:
+def keep_saved_figure(_: Figure) -> None:
     """In the place of a drawing: the figure that was saved stays."""
 
 
@@ -191,7 +191,7 @@ def study(
         _STUDIES[name] = Study(
             name=name,
             paper=paper,
-            words=said_by_paper(analyse.__module__.rpartition(".")[0], name),
+            words=study_words(analyse.__module__.rpartition(".")[0], name),
             stages=stages,
             analyse=analyse,
             from_table=from_table,
@@ -205,7 +205,7 @@ def study(
 def declared_studies() -> dict[str, Study]:
     """All studies by name; in the order of the papers."""
     order = list(FOUR_PAPERS)
-    return dict(sorted(_STUDIES.items(), key=lambda item: (order.index(item[1].paper), _natural(item[0]))))
+    return dict(sorted(_STUDIES.items(), key=lambda item: (order.index(item[1].paper), _natural_sort_key(item[0]))))
 
 
 def check_scale(scale: str) -> None:
@@ -214,7 +214,7 @@ def check_scale(scale: str) -> None:
         raise UnknownNameError.among(scale, SCALES, "scale")
 
 
-def _natural(name: str) -> tuple[str, float, str]:
+def _natural_sort_key(name: str) -> tuple[str, float, str]:
     """fig2 before fig10."""
     stem = name.rstrip("0123456789")
     digits = name[len(stem) :]

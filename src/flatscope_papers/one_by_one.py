@@ -26,15 +26,15 @@ class Portion:
     finished: tuple[Config, ...]
 
 
-def steps(stages: Sequence[Stage], at_once: int | None) -> list[Portion]:
+def portions_of_stages(stages: Sequence[Stage], at_once: int | None) -> list[Portion]:
     """The stages in small parts, each followed by what can be done of later stages then.
 
     Args:
         stages: in their order.
         at_once: units that look at nothing, and are run together; None for all of a stage.
     """
-    parts = list(_parts(stages, at_once))
-    needed = [_needed(part) for part in parts]
+    parts = list(_stages_in_portions(stages, at_once))
+    needed = [_keys_of_trials_read(part) for part in parts]
     last = {key: number for number, keys in enumerate(needed) for key in keys}
     made: dict[str, Config] = {}
     found = []
@@ -45,7 +45,7 @@ def steps(stages: Sequence[Stage], at_once: int | None) -> list[Portion]:
     return found
 
 
-def looking_at(own: Sequence[Stage], later: Iterable[Stage]) -> tuple[list[Stage], set[str]]:
+def stages_that_read_trials_of(own: Sequence[Stage], later: Iterable[Stage]) -> tuple[list[Stage], set[str]]:
     """Of other studies: what looks at trials of this one and at nothing else new; keys that the rest of them looks at.
 
     Args:
@@ -60,7 +60,7 @@ def looking_at(own: Sequence[Stage], later: Iterable[Stage]) -> tuple[list[Stage
         units = []
         for unit in stage.units:
             keys = {key_of(config) for config in unit}
-            needs = {key for config in unit for key in _named(config)} & every
+            needs = {key for config in unit for key in _keys_within_configuration(config)} & every
             if needs and needs <= known:
                 known |= keys
                 units.append(unit)
@@ -71,38 +71,41 @@ def looking_at(own: Sequence[Stage], later: Iterable[Stage]) -> tuple[list[Stage
     return found, rest
 
 
-def _parts(stages: Sequence[Stage], at_once: int | None) -> Iterator[Stage]:
+def _stages_in_portions(stages: Sequence[Stage], at_once: int | None) -> Iterator[Stage]:
     known = {key_of(config) for stage in stages for config in stage.configs}
-    wanted = [[{key for config in unit for key in _named(config)} & known for unit in stage.units] for stage in stages]
+    wanted = [
+        [{key for config in unit for key in _keys_within_configuration(config)} & known for unit in stage.units]
+        for stage in stages
+    ]
     waiting = [[place for place, keys in enumerate(needs) if keys] for needs in wanted]
     done: set[str] = set()
     for number, stage in enumerate(stages):
         roots = [place for place, keys in enumerate(wanted[number]) if not keys]
         size = max(1, len(roots) if at_once is None else at_once)
         for start in range(0, len(roots), size):
-            yield _units_of(stage, roots[start : start + size], done)
+            yield _stage_of_some_units(stage, roots[start : start + size], done)
             for later in range(len(stages)):
                 ready = [place for place in waiting[later] if wanted[later][place] <= done]
                 waiting[later] = [place for place in waiting[later] if place not in ready]
                 if ready:
-                    yield _units_of(stages[later], ready, done)
+                    yield _stage_of_some_units(stages[later], ready, done)
 
 
-def _units_of(stage: Stage, places: Sequence[int], done: set[str]) -> Stage:
+def _stage_of_some_units(stage: Stage, places: Sequence[int], done: set[str]) -> Stage:
     """Some units of a stage, whose trials are then done."""
     part = Stage([stage.units[place] for place in places], stage.work, stage.gpus)
     done |= {key_of(config) for config in part.configs}
     return part
 
 
-def _needed(stage: Stage) -> set[str]:
-    return {key for config in stage.configs for key in _named(config)}
+def _keys_of_trials_read(stage: Stage) -> set[str]:
+    return {key for config in stage.configs for key in _keys_within_configuration(config)}
 
 
-def _named(value: Any) -> Iterator[str]:
+def _keys_within_configuration(value: Any) -> Iterator[str]:
     """Keys of all dictionaries within a configuration: a trial names those that it looks at by their configurations."""
     inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
     for part in inner:
         if isinstance(part, Mapping):
             yield key_of(part)
-        yield from _named(part)
+        yield from _keys_within_configuration(part)

@@ -14,13 +14,13 @@ import pandas as pd
 
 from flatscope import InputError
 from flatscope_papers.claims import Answer
-from flatscope_papers.contradiction_notes import without_reason
-from flatscope_papers.declaration import Analysis, Study, as_it_is
+from flatscope_papers.contradiction_notes import answer_without_reason
+from flatscope_papers.declaration import Analysis, Study, keep_saved_figure
 from flatscope_papers.study_result import StudyResult
-from flatscope_papers.study_runs import judged
+from flatscope_papers.study_runs import judged_study_result
 
 
-def judged_again(declared: Study, saved: StudyResult, tables: Mapping[str, pd.DataFrame]) -> StudyResult:
+def result_with_current_claims(declared: Study, saved: StudyResult, tables: Mapping[str, pd.DataFrame]) -> StudyResult:
     """The saved result with today's claims.
 
     Answers come from the table where the study can take them from there; else a number that is computed as it was
@@ -36,7 +36,7 @@ def judged_again(declared: Study, saved: StudyResult, tables: Mapping[str, pd.Da
     own = declared.from_table(tables[declared.table_of], saved.scale) if declared.from_table else None
     numbers = {claim.key: claim.number for claim in declared.claims}
     answers = {
-        finding.claim.key: without_reason(finding.answer)
+        finding.claim.key: answer_without_reason(finding.answer)
         for finding in saved.findings
         if numbers.get(finding.claim.key) == finding.claim.number
     } | dict(own.answers if own else {})
@@ -45,9 +45,9 @@ def judged_again(declared: Study, saved: StudyResult, tables: Mapping[str, pd.Da
     asked = replace(declared, words=replace(declared.words, claims=claims))
     notes = tuple(dict.fromkeys((*saved.notes, *(own.notes if own else ()))))
     provenance = {**saved.provenance, "judged again": datetime.now(UTC).strftime("%Y-%m-%d")}
-    analysis = Analysis(saved.table, known, own.draw if own else as_it_is, notes, own.reasons if own else {})
-    found = judged(asked, saved.scale, analysis, provenance)
+    analysis = Analysis(saved.table, known, own.draw if own else keep_saved_figure, notes, own.reasons if own else {})
+    found = judged_study_result(asked, saved.scale, analysis, provenance)
     drawn = (
-        own is not None and own.draw is not as_it_is and bool(saved.svg)
+        own is not None and own.draw is not keep_saved_figure and bool(saved.svg)
     )  # no picture is kept of a scale that a larger one has superseded
     return found if drawn else replace(found, svg=saved.svg, png=saved.png)

@@ -14,17 +14,17 @@ def _is_study(item: object) -> bool:
     return all(hasattr(item, part) for part in ("findings", "rows", "svg", "scale", "provenance"))
 
 
-def _scale(study: Any) -> str:
+def _scale_of_study(study: Any) -> str:
     return f"{study.scale} scale"
 
 
-def _section(studies: Mapping[str, Any], colours: Mapping[str, int]) -> Part:
+def _studies_section(studies: Mapping[str, Any], colours: Mapping[str, int]) -> Part:
     from flatscope_papers.pages.section import report_section
 
     return report_section(studies, colours)
 
 
-def _read(folder: Path) -> Any:
+def _read_study_folder(folder: Path) -> Any:
     from flatscope_papers.study_result import load_result
 
     return load_result(folder)
@@ -35,9 +35,9 @@ KINDS: dict[str, Kind] = {
         "the result of a study",
         _is_study,
         lambda item: str(item.name),
-        _section,
-        _scale,
+        _studies_section,
+        _scale_of_study,
         folder_file="verdicts.json",
-        read_folder=_read,
+        read_folder=_read_study_folder,
     )
 }

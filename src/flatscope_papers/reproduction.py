@@ -85,24 +85,24 @@ def load_results(
     return found
 
 
-def by_size(results: Mapping[str, StudyResult]) -> list[StudyResult]:
+def results_by_scale(results: Mapping[str, StudyResult]) -> list[StudyResult]:
     """Results at all scales, the largest first; a smoke run is no result."""
     return [results[scale] for scale in reversed(SCALES) if scale in results and scale != "smoke"]
 
 
-def latest(results: Mapping[str, StudyResult]) -> StudyResult | None:
+def result_at_largest_scale(results: Mapping[str, StudyResult]) -> StudyResult | None:
     """The result at the largest scale."""
-    return next(iter(by_size(results)), None)
+    return next(iter(results_by_scale(results)), None)
 
 
-def entries(results: Results) -> list[Entry]:
+def claim_entries(results: Results) -> list[Entry]:
     """Every claim of every declared study, in their order; those without a result say so."""
-    return [entry for declared in studies().values() for entry in entries_of(declared, results)]
+    return [entry for declared in studies().values() for entry in claim_entries_of_study(declared, results)]
 
 
-def entries_of(declared: Study, results: Results) -> list[Entry]:
+def claim_entries_of_study(declared: Study, results: Results) -> list[Entry]:
     """The claims of one study as it is declared; what a result lacks, or has by another number, is not run."""
-    sizes = by_size(results.get(declared.name, {}))
+    sizes = results_by_scale(results.get(declared.name, {}))
     found: list[Entry] = []
     for claim in declared.claims:
         same = [(result.scale, f) for result in sizes for f in result.findings if f.claim.key == claim.key]
@@ -116,7 +116,7 @@ def entries_of(declared: Study, results: Results) -> list[Entry]:
     return found
 
 
-def matrix(found: Iterable[Entry]) -> dict[tuple[str, str], Counter[str]]:
+def verdict_counts_by_group(found: Iterable[Entry]) -> dict[tuple[str, str], Counter[str]]:
     """Numbers of verdicts, by paper and group of claims."""
     counts: dict[tuple[str, str], Counter[str]] = {}
     for entry in found:
@@ -128,7 +128,7 @@ def matrix(found: Iterable[Entry]) -> dict[tuple[str, str], Counter[str]]:
 def claim_frame(results: Results) -> pd.DataFrame:
     """A row for every claim: words, answers and ranges; NaN for an end that is not there."""
     rows = []
-    for entry in entries(results):
+    for entry in claim_entries(results):
         claim, answer = entry.finding.claim, entry.finding.answer
         row: dict[str, str | float] = {
             "study": entry.study.name,
@@ -141,7 +141,7 @@ def claim_frame(results: Results) -> pd.DataFrame:
             "kind": claim.kind,
             "scale": entry.scale,
             "verdict": entry.finding.verdict,
-            "in_part": entry.finding.in_part,
+            "in_part": entry.finding.holds_in_wider_range,
             "after_results": claim.after_results,
             "runs": answer.runs,
             "value": answer.value,

@@ -20,11 +20,11 @@ def cifar10_in_33_levels() -> Raw:
     """All of CIFAR-10, every pixel at the nearest multiple of eight (255 for 256)."""
     data = load("cifar10", standardize=False)
     assert data.test is not None
-    parts = [(rounded((x * 255).round().byte().numpy()), y.numpy()) for x, y in (data.train, data.test)]
+    parts = [(pixels_at_33_levels((x * 255).round().byte().numpy()), y.numpy()) for x, y in (data.train, data.test)]
     return ten_classes("cifar10_in_33_levels", parts[0], parts[1])
 
 
-def rounded(
+def pixels_at_33_levels(
     pixels: np.ndarray[tuple[int, ...], np.dtype[np.uint8]],
 ) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
     """Pixels at the nearest multiple of the step, in [0, 1]."""

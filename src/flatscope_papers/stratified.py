@@ -21,7 +21,7 @@ Floats = np.ndarray[Any, np.dtype[np.float64]]
 Kind = Literal["spearman", "pearson"]
 
 
-def within(x: Any, y: Any, strata: Any, kind: Kind = "spearman", note: str = "") -> Answer:
+def correlation_within_strata(x: Any, y: Any, strata: Any, kind: Kind = "spearman", note: str = "") -> Answer:
     """Correlation within strata, with the jackknife's interval on Fisher's scale.
 
     Of the ranks in each stratum over its size (of the values for Pearson's), less their mean there, pooled over the
@@ -34,20 +34,22 @@ def within(x: Any, y: Any, strata: Any, kind: Kind = "spearman", note: str = "")
         kind: "spearman" or "pearson".
         note: what a reader must know beside it.
     """
-    groups = _groups(x, y, strata, kind)
+    groups = _finite_pairs_by_stratum(x, y, strata, kind)
     n = sum(len(group[0]) for group in groups)
     if not groups:
         nothing = "no stratum with three different networks"
         return Answer(math.nan, runs=0, note="; ".join(part for part in (nothing, note) if part))
-    parts = np.array([_products(*group, kind) for group in groups])
-    value = _correlation(parts.sum(0))
-    words = "; ".join(part for part in (note, f"within {len(groups)} strata {_listed(parts)}") if part)
+    parts = np.array([_sums_of_products(*group, kind) for group in groups])
+    value = _correlation_from_sums(parts.sum(0))
+    words = "; ".join(part for part in (note, f"within {len(groups)} strata {_strata_in_words(parts)}") if part)
     freedom = n - len(groups) - 1
     if freedom < FEWEST_LEFT or abs(value) > 1 - 1e-10:
         return Answer(value, runs=n, note=f"{words}; no interval from these networks")
     each = np.array(
         [
-            _correlation(parts.sum(0) - parts[place] + _products(np.delete(a, i), np.delete(b, i), kind))
+            _correlation_from_sums(
+                parts.sum(0) - parts[place] + _sums_of_products(np.delete(a, i), np.delete(b, i), kind)
+            )
             for place, (a, b) in enumerate(groups)
             for i in range(len(a))
         ]
@@ -57,7 +59,7 @@ def within(x: Any, y: Any, strata: Any, kind: Kind = "spearman", note: str = "")
     return Answer(value, math.tanh(math.atanh(value) - reach), math.tanh(math.atanh(value) + reach), n, words)
 
 
-def _groups(x: Any, y: Any, strata: Any, kind: Kind) -> list[tuple[Floats, Floats]]:
+def _finite_pairs_by_stratum(x: Any, y: Any, strata: Any, kind: Kind) -> list[tuple[Floats, Floats]]:
     """Finite pairs of each stratum that has something to say."""
     frame = pd.DataFrame({"x": np.asarray(x, float), "y": np.asarray(y, float), "stratum": np.asarray(strata)})
     known = np.isfinite(frame["x"]) & np.isfinite(frame["y"])
@@ -66,7 +68,7 @@ def _groups(x: Any, y: Any, strata: Any, kind: Kind) -> list[tuple[Floats, Float
     return [(a, b) for a, b in pairs if len(a) >= FEWEST_IN_STRATUM and np.ptp(a) > 0 and np.ptp(b) > 0]
 
 
-def _products(a: Floats, b: Floats, kind: Kind) -> Floats:
+def _sums_of_products(a: Floats, b: Floats, kind: Kind) -> Floats:
     """Sums of the products ab, aa and bb of one stratum; of its ranks over their number, or of its values."""
     if kind == "spearman":
         a, b = stats.rankdata(a) / len(a), stats.rankdata(b) / len(b)
@@ -74,10 +76,10 @@ def _products(a: Floats, b: Floats, kind: Kind) -> Floats:
     return np.array([a @ b, a @ a, b @ b])
 
 
-def _correlation(sums: Floats) -> float:
+def _correlation_from_sums(sums: Floats) -> float:
     together, of_a, of_b = (float(value) for value in sums)
     return max(-1.0, min(1.0, together / math.sqrt(of_a * of_b))) if of_a > 0 and of_b > 0 else 0.0
 
 
-def _listed(parts: Floats) -> str:
-    return ", ".join(f"{_correlation(part):.2f}" for part in parts)
+def _strata_in_words(parts: Floats) -> str:
+    return ", ".join(f"{_correlation_from_sums(part):.2f}" for part in parts)

@@ -41,8 +41,8 @@ EXPORTS = (".md", ".csv", ".parquet", ".html")
 @app.command("list")
 def list_studies(results: Results = None) -> None:
     """All studies, and the verdicts of those that have been run."""
-    from flatscope_papers.claims import counted
-    from flatscope_papers.reproduction import entries, latest, load_results
+    from flatscope_papers.claims import verdict_counts_in_words
+    from flatscope_papers.reproduction import claim_entries, load_results, result_at_largest_scale
     from flatscope_papers.study_registry import studies
 
     damaged: dict[tuple[str, str], DataFileError] = {}
@@ -50,13 +50,21 @@ def list_studies(results: Results = None) -> None:
     rows = []
     for name, entry in studies().items():
         scales = [scale for study, scale in damaged if study == name]
-        rows.append([name, entry.figure, entry.title, str(len(entry.claims)), *_standing(saved.get(name, {}), scales)])
+        rows.append(
+            [
+                name,
+                entry.figure,
+                entry.title,
+                str(len(entry.claims)),
+                *_scale_and_verdict_cells(saved.get(name, {}), scales),
+            ]
+        )
     show_grid(["study", "source", "what", "claims", "scale", "verdicts"], rows)
-    claims = [entry for entry in entries(saved) if entry.finding.counts]
-    lost = {name for name, _ in damaged if latest(saved.get(name, {})) is None}
+    claims = [entry for entry in claim_entries(saved) if entry.finding.counts]
+    lost = {name for name, _ in damaged if result_at_largest_scale(saved.get(name, {})) is None}
     known = [entry.finding.verdict for entry in claims if entry.study.name not in lost]
     others = f", {len(claims) - len(known)} {UNREADABLE}" if len(known) < len(claims) else ""
-    show_note(f"all claims: {counted(known)}{others}")
+    show_note(f"all claims: {verdict_counts_in_words(known)}{others}")
     for problem in damaged.values():
         show_note(str(problem))
 
@@ -81,7 +89,7 @@ def run(
 
     check_scale(scale)
     failed = []
-    chosen = _matching(names)
+    chosen = _study_names_matching(names)
     for name in chosen:
         check_place(out / name / scale / VERDICTS_FILE, (".json",))
     _warn_without_gpu(chosen, scale, device)
@@ -99,9 +107,9 @@ def run(
         folder = out / name / scale
         if (folder / VERDICTS_FILE).is_file():
             with contextlib.suppress(DataFileError):  # what cannot be read is written anew
-                result = result.after(load_result(folder))
+                result = result.with_run_facts_of(load_result(folder))
         result.save(folder)
-        _show(result)
+        _print_result(result)
         show_note(f"table, figure and verdicts in {folder}")
     if failed:
         if len(chosen) > 1:
@@ -134,16 +142,16 @@ def judge(
     results: Annotated[Path, typer.Option(help="Folder of saved results, rewritten there.")] = FOLDER,
 ) -> None:
     """Judge saved results by the claims of this version, from their tables: nothing is trained."""
-    from flatscope_papers.rejudging import judged_again
+    from flatscope_papers.rejudging import result_with_current_claims
     from flatscope_papers.reproduction import load_results
     from flatscope_papers.study_registry import find_study
 
-    chosen = _matching(names)
+    chosen = _study_names_matching(names)
     saved = load_results(_saved_folder(results))
     for name in chosen:
         for scale, before in saved.get(name, {}).items():
             tables = {other: at[scale].table for other, at in saved.items() if scale in at}
-            after = judged_again(find_study(name), before, tables)
+            after = result_with_current_claims(find_study(name), before, tables)
             if (after.rows(), after.deviations, after.notes) == (before.rows(), before.deviations, before.notes):
                 continue
             after.save(results / name / scale)
@@ -162,12 +170,12 @@ def show(
 ) -> None:
     """What holds of the papers, or of one; claims and verdicts of a study, or what it would do."""
     from flatscope_papers.declaration import check_scale
-    from flatscope_papers.reproduction import by_size, latest, load_results
+    from flatscope_papers.reproduction import load_results, result_at_largest_scale, results_by_scale
     from flatscope_papers.study_registry import find_study
     from flatscope_papers.toml_files import FOUR_PAPERS
 
     if not name or name in FOUR_PAPERS:
-        _show_papers(load_results(_saved_folder(results), {}), [name] if name else list(FOUR_PAPERS))
+        _print_headline_claims(load_results(_saved_folder(results), {}), [name] if name else list(FOUR_PAPERS))
         return
     entry, folder = find_study(name), _saved_folder(results)
     if scale is not None:
@@ -177,17 +185,17 @@ def show(
     own = {other: problem for (study, other), problem in damaged.items() if study == name}
     again = f"flatscope study run {name} --scale {scale or 'small'}{'' if results is None else f' --out {folder}'}"
     _refuse_missing_scale(scale, list(saved), own, folder / name, again)
-    result = saved.get(scale) if scale else latest(saved) or saved.get("smoke")
+    result = saved.get(scale) if scale else result_at_largest_scale(saved) or saved.get("smoke")
     typer.echo(f"{entry.title}\n{FOUR_PAPERS[entry.paper]}, {entry.figure}\n\n{entry.description}\n")
     if result is None:
         claims = [[claim.where, claim.statement, claim.number, claim.reported] for claim in entry.claims]
         show_grid(["where", "claim", "number", "paper"], claims)
-        _list("At paper scale", [entry.words.at_paper_scale])
+        _print_list("At paper scale", [entry.words.at_paper_scale])
         show_note(f"no saved result in {folder}; {again}")
         return
-    _show(result)
-    _show_details(result, [other for other in by_size(saved) if other is not result])
-    _list("At paper scale", [entry.words.at_paper_scale])
+    _print_result(result)
+    _print_result_details(result, [other for other in results_by_scale(saved) if other is not result])
+    _print_list("At paper scale", [entry.words.at_paper_scale])
     for problem in own.values():
         show_note(str(problem))
 
@@ -202,13 +210,13 @@ def export(
     from flatscope.extend import write_whole
     from flatscope.files import csv_bytes, frame_bytes
     from flatscope_papers.pages.page_files import write_pages
-    from flatscope_papers.reproduction import claim_frame, latest, load_results
+    from flatscope_papers.reproduction import claim_frame, load_results, result_at_largest_scale
     from flatscope_papers.study_registry import studies
 
     check_place(out, EXPORTS)
     folder = _saved_folder(results)
     saved = load_results(folder)
-    found = [result for name in studies() if (result := latest(saved.get(name, {})))]
+    found = [result for name in studies() if (result := result_at_largest_scale(saved.get(name, {})))]
     if not found:
         got = "smoke runs only, which are never judged" if saved else "none: nothing has been run"
         fix = "Run studies first, as in flatscope study run 'petzka2019-*'; flatscope study list names them"
@@ -233,12 +241,12 @@ def _saved_folder(results: Path | None) -> Path:
     return results or (FOLDER if FOLDER.is_dir() or not SHIPPED.is_dir() else SHIPPED)
 
 
-def _standing(saved: Mapping[str, StudyResult], damaged: list[str]) -> tuple[str, str]:
+def _scale_and_verdict_cells(saved: Mapping[str, StudyResult], damaged: list[str]) -> tuple[str, str]:
     """The scale and the verdicts to show for a study, of what was saved of it and the scales that cannot be read."""
     from flatscope_papers.claims import NOT_RUN
-    from flatscope_papers.reproduction import latest
+    from flatscope_papers.reproduction import result_at_largest_scale
 
-    result = latest(saved)
+    result = result_at_largest_scale(saved)
     if result is not None:
         return result.scale, result.counts + (f" ({', '.join(damaged)} {UNREADABLE})" if damaged else "")
     if damaged:
@@ -246,7 +254,7 @@ def _standing(saved: Mapping[str, StudyResult], damaged: list[str]) -> tuple[str
     return ("smoke", "smoke, never judged") if "smoke" in saved else ("", NOT_RUN)
 
 
-def _matching(patterns: list[str]) -> list[str]:
+def _study_names_matching(patterns: list[str]) -> list[str]:
     from flatscope_papers.study_registry import studies
 
     known = list(studies())
@@ -272,7 +280,7 @@ def _warn_without_gpu(names: list[str], scale: str, device: str | None) -> None:
         show_note(f"{name} at paper scale is meant for a GPU, and none is used here. On one: {words or 'not known'}")
 
 
-def _show(result: StudyResult) -> None:
+def _print_result(result: StudyResult) -> None:
     header = ["where", "claim", "paper", "here", "runs", "verdict"]
     keys = ("where", "statement", "reported", "found", "runs", "verdict")
     show_grid(header, [[row[key] for key in keys] for row in result.rows()], title=f"{result.name}, {result.how}")
@@ -293,33 +301,33 @@ def _refuse_missing_scale(
         raise InputError(f"a result at {scale} scale", got, where=str(place), fix=f"Run it: {again}")
 
 
-def _show_details(result: StudyResult, others: Iterable[StudyResult]) -> None:
+def _print_result_details(result: StudyResult, others: Iterable[StudyResult]) -> None:
     """Print below the verdicts: results at other scales, numbers, remarks, deviations and how it was run."""
-    _list("Other scales", [f"{other.scale} ({other.counts}): --scale {other.scale}" for other in others])
-    _list("Numbers", [f"{f.claim.statement}: {f.claim.number}" for f in result.findings])
-    _list("Remarks", [f"{f.claim.statement}: {f.answer.note}" for f in result.findings if f.answer.note])
-    _list("Differs from the paper", result.deviations)
-    _list("Also seen", result.notes)
-    _list("Run", [f"{result.how}; {result.command}"])
+    _print_list("Other scales", [f"{other.scale} ({other.counts}): --scale {other.scale}" for other in others])
+    _print_list("Numbers", [f"{f.claim.statement}: {f.claim.number}" for f in result.findings])
+    _print_list("Remarks", [f"{f.claim.statement}: {f.answer.note}" for f in result.findings if f.answer.note])
+    _print_list("Differs from the paper", result.deviations)
+    _print_list("Also seen", result.notes)
+    _print_list("Run", [f"{result.how}; {result.command}"])
 
 
-def _show_papers(saved: Mapping[str, Mapping[str, StudyResult]], papers: list[str]) -> None:
+def _print_headline_claims(saved: Mapping[str, Mapping[str, StudyResult]], papers: list[str]) -> None:
     """Print the headline claims of each paper and their verdicts."""
-    from flatscope_papers.claims import SIGNS, counted
-    from flatscope_papers.pages.markdown import told
-    from flatscope_papers.pages.overview import badge, headlines
-    from flatscope_papers.reproduction import entries
+    from flatscope_papers.claims import SIGNS, judged_verdict_counts
+    from flatscope_papers.pages.markdown import number_with_meaning
+    from flatscope_papers.pages.overview import headline_claims_by_verdict, judged_studies_badge
+    from flatscope_papers.reproduction import claim_entries
     from flatscope_papers.toml_files import FOUR_PAPERS, paper_words
 
     for paper in papers:
-        found = [entry for entry in entries(saved) if entry.study.paper == paper]
-        chosen = [entry for part in headlines(found).values() for entry in part]
+        found = [entry for entry in claim_entries(saved) if entry.study.paper == paper]
+        chosen = [entry for part in headline_claims_by_verdict(found).values() for entry in part]
         rows = [
             [
                 f"{SIGNS[entry.finding.verdict]} {entry.finding.verdict}",
                 entry.finding.claim.headline,
                 entry.finding.claim.reported,
-                told(entry.finding),
+                number_with_meaning(entry.finding),
                 entry.scale,
                 entry.study.name,
             ]
@@ -327,10 +335,10 @@ def _show_papers(saved: Mapping[str, Mapping[str, StudyResult]], papers: list[st
         ]
         typer.echo(f"{FOUR_PAPERS[paper]}: {paper_words(paper).title}\n{paper_words(paper).says}")
         show_grid(["verdict", "claim", "paper", "here", "scale", "study"], rows)
-        show_text(f"{badge(found)}: {counted(e.finding.verdict for e in found if e.finding.counts)}\n")
+        show_text(f"{judged_studies_badge(found)}: {judged_verdict_counts(entry.finding for entry in found)}\n")
 
 
-def _list(title: str, entries: Iterable[str]) -> None:
+def _print_list(title: str, entries: Iterable[str]) -> None:
     """A heading with one entry per line below, where there are any."""
     lines = [entry for entry in entries if entry]
     if lines:

@@ -18,7 +18,7 @@ import pandas as pd
 from flatscope.errors import DataFileError
 from flatscope.extend import numbered, read_file, write_whole
 from flatscope.files import CHANGED, csv_bytes, digest, from_json_bytes, json_bytes, without_nan
-from flatscope_papers.claims import Answer, Claim, Finding, counted, judge, number_text
+from flatscope_papers.claims import Answer, Claim, Finding, finding_of_claim, judged_verdict_counts, number_text
 
 UNKNOWN: dict[str, Any] = {"date": "a day not noted", "device": "a device not noted", "seconds": math.nan}
 TABLE_FILE, VERDICTS_FILE, FIGURE_FILE, PICTURE_FILE = "table.csv", "verdicts.json", "figure.svg", "figure.png"
@@ -76,7 +76,7 @@ class StudyResult:
     @property
     def counts(self) -> str:
         """Number of each verdict, in words; slips and remarks are outside."""
-        return counted(finding.verdict for finding in self.findings if finding.counts)
+        return judged_verdict_counts(self.findings)
 
     @property
     def how(self) -> str:
@@ -86,12 +86,12 @@ class StudyResult:
         trials, now = facts.get("configurations", 0), facts.get("of which run now", 0)
         told = f"{self.scale} scale, {facts['seconds']:g} s on {facts['device']}, {facts['date']}"
         if first is None and trials and not now:
-            return f"{self.scale} scale, {_again(facts)}"
+            return f"{self.scale} scale, {_reanalysis_in_words(facts)}"
         if now < trials:
             told += f"; {trials - now} of {trials} trials were there already"
-        return told if first is None else f"{told}; {_again(UNKNOWN | dict(self.provenance))}"
+        return told if first is None else f"{told}; {_reanalysis_in_words(UNKNOWN | dict(self.provenance))}"
 
-    def after(self, before: StudyResult) -> StudyResult:
+    def with_run_facts_of(self, before: StudyResult) -> StudyResult:
         """This result; where nothing was run for it, with what it took when its trials were run."""
         if self.provenance.get("of which run now") or not self.provenance.get("configurations"):
             return self
@@ -117,7 +117,7 @@ class StudyResult:
                 "found": answer_text(finding.answer),
                 "runs": str(finding.answer.runs),
                 "verdict": finding.verdict,
-                "in_part": "holds in part" if finding.in_part else "",
+                "in_part": "holds in part" if finding.holds_in_wider_range else "",
                 "kind": finding.claim.kind,
                 "note": finding.answer.note,
             }
@@ -181,7 +181,7 @@ class StudyResult:
             ) from problem
 
 
-def _again(facts: Mapping[str, Any]) -> str:
+def _reanalysis_in_words(facts: Mapping[str, Any]) -> str:
     """From what a result was analysed a second time."""
     trials = numbered(facts.get("configurations", 0), "stored trial")
     stored = f" of {facts['stored on']}" if facts.get("stored on") else ""
@@ -205,13 +205,13 @@ def answer_text(answer: Answer) -> str:
     if answer.low is None or answer.high is None:
         return f"{answer.value:.4g} ({answer.without_interval})"
     if answer.seen:
-        return _seen_text(answer)
+        return _extreme_in_words(answer)
     if answer.low == answer.value == answer.high:
         return f"{number_text(answer.value)} (exact)"
     return f"{answer.value:.4g} [{answer.low:.4g}, {answer.high:.4g}]"
 
 
-def _seen_text(answer: Answer) -> str:
+def _extreme_in_words(answer: Answer) -> str:
     """An extreme among the networks looked at."""
     value, low, high, all_of = answer.value, answer.low, answer.high, f"{answer.runs} {answer.seen}"
     if low == high:
@@ -236,4 +236,4 @@ def _finding_from_json(entry: Mapping[str, Any], scale: str) -> Finding:
             claim[name] = tuple(float(end) for end in claim[name])
     for name in ("value", "low", "high"):
         answer[name] = None if answer[name] is None else float(answer[name])
-    return judge(Claim(**claim), Answer(**answer), scale)
+    return finding_of_claim(Claim(**claim), Answer(**answer), scale)

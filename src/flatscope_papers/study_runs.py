@@ -22,10 +22,10 @@ from flatscope.extend import usable_device
 from flatscope.files import figure_bytes
 from flatscope.inputs import available
 from flatscope.training import Store, run_units
-from flatscope_papers.claims import judge
-from flatscope_papers.contradiction_notes import with_reasons
-from flatscope_papers.declaration import Analysis, Runs, Stage, Study, check_scale, name_of
-from flatscope_papers.one_by_one import looking_at, steps
+from flatscope_papers.claims import finding_of_claim
+from flatscope_papers.contradiction_notes import answers_with_reasons
+from flatscope_papers.declaration import Analysis, Runs, Stage, Study, check_scale, importable_name
+from flatscope_papers.one_by_one import portions_of_stages, stages_that_read_trials_of
 from flatscope_papers.read_only_store import ReadOnlyStore
 from flatscope_papers.study_registry import find_study
 from flatscope_papers.study_result import StudyResult
@@ -73,10 +73,10 @@ def study(
     check_scale(scale)
     declared = find_study(name)
     place = usable_device(device or _default_device())
-    kept = _opened(store)
+    kept = _opened_store(store)
     begun = time.perf_counter()
     workers = _default_workers(scale, place) if workers is None and engine == "local" else workers
-    stages = [_placed(stage, str(place)) for stage in declared.stages(scale)]
+    stages = [_stage_on_device(stage, str(place)) for stage in declared.stages(scale)]
     configs = [config for stage in stages for config in stage.configs]
     tables = ReadOnlyStore(kept.root)
     missing = [config for config in configs if config not in kept]
@@ -86,32 +86,32 @@ def study(
             _refuse_missing_data(missing, name)
         settings: dict[str, Any] = {"engine": engine, "workers": workers, "address": address}
         settings["show_progress"] = show_progress
-        looks, needed = looking_at(stages, [_placed(stage, str(place)) for stage in later])
-        for step in steps([*stages, *looks], at_once(engine, workers, place)):
+        looks, needed = stages_that_read_trials_of(stages, [_stage_on_device(stage, str(place)) for stage in later])
+        for step in portions_of_stages([*stages, *looks], units_trained_at_once(engine, workers, place)):
             gpus = step.stage.gpus if place.type == "cuda" else 0
-            run_units(step.stage.units, name_of(step.stage.work), kept, gpus=gpus, **settings)
+            run_units(step.stage.units, importable_name(step.stage.work), kept, gpus=gpus, **settings)
             if drop_weights:
                 _drop_weights(kept, step.finished, needed)
     source = tables if without_weights else kept
     analysis = declared.analyse(Runs(scale, stages, source))
     provenance = {
-        **provenance_of(f'flatscope.study("{name}", "{scale}")', place),
+        **run_provenance(f'flatscope.study("{name}", "{scale}")', place),
         "seconds": round(time.perf_counter() - begun, 1),
         "configurations": len(configs),
         "of which run now": 0 if without_weights else len(missing),
-        "stored on": _days(source.read(config).written for config in configs),
+        "stored on": _days_in_words(source.read(config).written for config in configs),
     }
     if without_weights:
         provenance["weights"] = "not kept"
-    return judged(declared, scale, analysis, provenance)
+    return judged_study_result(declared, scale, analysis, provenance)
 
 
 def _default_device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def _opened(store: str | os.PathLike[str] | Store | None) -> Store:
-    return store if isinstance(store, Store) else _writable(store or default_store())
+def _opened_store(store: str | os.PathLike[str] | Store | None) -> Store:
+    return store if isinstance(store, Store) else _writable_store(store or default_store())
 
 
 def _default_workers(scale: str, place: torch.device) -> int | None:
@@ -126,14 +126,14 @@ def _drop_weights(store: Store, finished: Iterable[Mapping[str, Any]], needed: A
             store.drop_weights(config)
 
 
-def at_once(engine: str, workers: int | None, place: torch.device) -> int | None:
+def units_trained_at_once(engine: str, workers: int | None, place: torch.device) -> int | None:
     """Number of units that are trained before those are looked at; None for all, where processes would start anew."""
     if engine != "local" or (place.type != "cuda" and workers != 0):
         return None
     return max(1, workers or 1)
 
 
-def judged(declared: Study, scale: str, analysis: Analysis, provenance: Mapping[str, Any]) -> StudyResult:
+def judged_study_result(declared: Study, scale: str, analysis: Analysis, provenance: Mapping[str, Any]) -> StudyResult:
     """The analysis with its verdicts and its figure; every claim must have been answered, and nothing else."""
     asked, answered = [claim.key for claim in declared.claims], list(analysis.answers)
     if sorted(asked) != sorted(answered):
@@ -141,7 +141,7 @@ def judged(declared: Study, scale: str, analysis: Analysis, provenance: Mapping[
             f"an answer to each claim ({', '.join(asked)})", ", ".join(answered) or "none", where=declared.name
         )
     reasons = declared.words.reasons_at(scale) | dict(analysis.reasons)
-    told = with_reasons(analysis.answers, declared.claims, scale, reasons)
+    told = answers_with_reasons(analysis.answers, declared.claims, scale, reasons)
     figure = Figure(figsize=(7.0, 4.2), layout="constrained")
     # Fixed names inside the file: the same figure gives the same bytes.
     with mpl.rc_context({"svg.hashsalt": declared.name, "svg.fonttype": "none", "font.size": 9}):
@@ -155,7 +155,7 @@ def judged(declared: Study, scale: str, analysis: Analysis, provenance: Mapping[
         source=declared.figure,
         scale=scale,
         table=analysis.table,
-        findings=tuple(judge(claim, told[claim.key], scale) for claim in declared.claims),
+        findings=tuple(finding_of_claim(claim, told[claim.key], scale) for claim in declared.claims),
         svg=drawn["svg"].decode(),
         png=drawn.get("png", b""),
         deviations=tuple(declared.words.differs.get(scale, ())),
@@ -186,7 +186,7 @@ def default_store() -> Path:
         raise FlatscopeError("a home folder for trained networks", "none", where="study", fix=fix) from None
 
 
-def _writable(folder: str | os.PathLike[str]) -> Store:
+def _writable_store(folder: str | os.PathLike[str]) -> Store:
     """The store in that folder, refused before any work where nothing could be kept in it."""
     kept = Store(folder)
     if Path(kept.root).is_absolute():  # an address of another kind says itself what is wrong
@@ -194,42 +194,42 @@ def _writable(folder: str | os.PathLike[str]) -> Store:
             Path(kept.root).mkdir(parents=True, exist_ok=True)
             writable = os.access(kept.root, os.W_OK)
         except OSError as problem:
-            raise _no_store(folder, str(problem)) from problem
+            raise _store_error(folder, str(problem)) from problem
         if not writable:
-            raise _no_store(folder, "one that may not be written to")
+            raise _store_error(folder, "one that may not be written to")
     return kept
 
 
-def _no_store(folder: str | os.PathLike[str], got: str) -> InputError:
+def _store_error(folder: str | os.PathLike[str], got: str) -> InputError:
     fix = f"Name another folder with --store or in {STORE_VARIABLE}"
     return InputError("a folder for trained networks", got, where=f"store {os.fspath(folder)}", fix=fix)
 
 
-def provenance_of(call: str, place: torch.device) -> dict[str, str]:
+def run_provenance(call: str, place: torch.device) -> dict[str, str]:
     """Which version ran where and when, and by which command or call."""
     return {
         "version": __version__,
-        "command": typed_command(call),
-        "device": device_words(place),
+        "command": command_line_or_call(call),
+        "device": device_in_words(place),
         "torch": torch.__version__,
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
     }
 
 
-def device_words(place: torch.device) -> str:
+def device_in_words(place: torch.device) -> str:
     """The machine in a few words, without its name."""
     if place.type == "cuda":
         return torch.cuda.get_device_name(place)
     return f"{platform.machine()} CPU, {os.cpu_count()} cores"
 
 
-def _days(written: Iterable[str]) -> str:
+def _days_in_words(written: Iterable[str]) -> str:
     """The day, or the first and the last, on which trials were stored."""
     days = sorted({moment[:10] for moment in written})
     return " to ".join(dict.fromkeys(days[:1] + days[-1:]))
 
 
-def _placed(stage: Stage, device: str) -> Stage:
+def _stage_on_device(stage: Stage, device: str) -> Stage:
     """The stage with every configuration told where to run; where a trial runs is not part of its identity."""
     units: Sequence[Sequence[Mapping[str, Any]]] = [
         [{**config, "device": config.get("device", device)} for config in unit] for unit in stage.units
@@ -237,7 +237,7 @@ def _placed(stage: Stage, device: str) -> Stage:
     return Stage(units, stage.work, stage.gpus)
 
 
-def typed_command(call: str) -> str:
+def command_line_or_call(call: str) -> str:
     """The command line if this is one, else the call."""
     if Path(sys.argv[0]).name in ("flatscope", "__main__.py"):
         return shlex.join(["flatscope", *sys.argv[1:]])

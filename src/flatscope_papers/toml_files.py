@@ -57,9 +57,9 @@ class Words:
         return {key: words for (key, place), words in self.reasons.items() if place in ("", scale)}
 
 
-def said_by_paper(package: str, name: str) -> Words:
+def study_words(package: str, name: str) -> Words:
     """The table of a study in `studies.toml` of a package."""
-    return words_of(_read(package, "studies.toml"), name, where=f"{package}, studies.toml")
+    return study_words_of_table(_read_package_toml(package, "studies.toml"), name, where=f"{package}, studies.toml")
 
 
 @dataclass(frozen=True)
@@ -87,10 +87,10 @@ class PaperWords:
 
 def paper_words(paper: str) -> PaperWords:
     """The table [paper] in `studies.toml` of a paper's package."""
-    return PaperWords(**_read(f"{__package__}.{paper}", "studies.toml")["paper"])
+    return PaperWords(**_read_package_toml(f"{__package__}.{paper}", "studies.toml")["paper"])
 
 
-def words_of(whole: Mapping[str, Any], name: str, where: str) -> Words:
+def study_words_of_table(whole: Mapping[str, Any], name: str, where: str) -> Words:
     """The table of a study, with its texts filled in.
 
     Args:
@@ -110,7 +110,9 @@ def words_of(whole: Mapping[str, Any], name: str, where: str) -> Words:
             raise InputError("the name of a text", word, where=place, fix="Write it under [texts]")
         return str(texts[word[1:]]) if word.startswith("@") else word
 
-    claims = tuple(_claim({"kind": table.get("kind", EXPERIMENT)} | entry, place) for entry in table["claims"])
+    claims = tuple(
+        _claim_from_toml({"kind": table.get("kind", EXPERIMENT)} | entry, place) for entry in table["claims"]
+    )
     keys = [claim.key for claim in claims]
     if len(set(keys)) != len(keys):
         raise InputError("claims with different keys", ", ".join(keys), where=place)
@@ -126,27 +128,27 @@ def words_of(whole: Mapping[str, Any], name: str, where: str) -> Words:
     )
 
 
-def grid(module: str) -> dict[str, dict[str, Any]]:
+def settings_by_scale(module: str) -> dict[str, dict[str, Any]]:
     """The settings of a module by scale, from `grids.toml` beside it."""
     package, _, name = module.rpartition(".")
-    found: dict[str, dict[str, Any]] = _read(package, "grids.toml")[name]
+    found: dict[str, dict[str, Any]] = _read_package_toml(package, "grids.toml")[name]
     return found
 
 
 @functools.cache
-def _read(package: str, file: str) -> dict[str, Any]:
+def _read_package_toml(package: str, file: str) -> dict[str, Any]:
     return tomllib.loads(files(package).joinpath(file).read_text(encoding="utf-8"))
 
 
-def _claim(entry: Mapping[str, Any], where: str) -> Claim:
+def _claim_from_toml(entry: Mapping[str, Any], where: str) -> Claim:
     given = {name: value for name, value in entry.items() if name != "reason"}
     try:
-        return Claim(**given | {name: _range(given[name]) for name in ("holds", "partly") if name in given})
+        return Claim(**given | {name: _range_from_toml(given[name]) for name in ("holds", "partly") if name in given})
     except (TypeError, ValueError, KeyError) as problem:
         raise InputError("the entries of a claim", str(problem), f"{where}, claim {entry.get('key')}") from problem
 
 
-def _range(given: Any) -> Range:
+def _range_from_toml(given: Any) -> Range:
     if isinstance(given, str):
         return RANGES[given]
     low, high = given

@@ -29,14 +29,14 @@ from flatscope.generalization_bounds.norm_based import L1Class, l1_class, local_
 from flatscope.generalization_bounds.pac_bayes import complexity_term, gaussian_kl
 from flatscope.training.loop import TrainConfig, epoch_order, train
 from flatscope_papers.theory.sample_sizes import (
-    best_units,
-    dudley,
+    approximation_and_estimation_error,
+    dudley_entropy_bound,
     dyadic_grid,
     explored_radius,
-    least_error,
+    least_total_error,
+    number_of_units_with_least_error,
     size_ratio,
     smooth_entropy,
-    total_error,
 )
 from flatscope_papers.theory.sharpness_lemmas import unit_prior_kl
 
@@ -359,7 +359,7 @@ def test_entropy_integral_scales_as_it_should() -> None:
     def entropy(radius: float) -> float:
         return 20 * math.log(3 / radius)
 
-    few, many = (dudley(entropy, 1.0, n) for n in (10**6, 10**8))
+    few, many = (dudley_entropy_bound(entropy, 1.0, n) for n in (10**6, 10**8))
     assert few / many == pytest.approx(10, rel=0.05)
     assert smooth_entropy(0.1, 8, 2.0) == pytest.approx(1e4)
     assert smooth_entropy(0.1, 8, 2.0, locality=2) == pytest.approx(80)
@@ -408,7 +408,7 @@ def test_numeric_optimum_scales_with_the_predicted_exponents(kind: str, rate: st
     n, m, slopes = 8, 3.0, []
     for samples in (1e10, 1e14):
         found = minimize_scalar(
-            lambda t, s=samples: total_error(math.exp(t), n, m, s, kind, rate),
+            lambda t, s=samples: approximation_and_estimation_error(math.exp(t), n, m, s, kind, rate),
             bounds=(-5, 60),
             method="bounded",
             options={"xatol": 1e-10},
@@ -417,8 +417,8 @@ def test_numeric_optimum_scales_with_the_predicted_exponents(kind: str, rate: st
             (
                 found.x,
                 math.log(found.fun),
-                best_units(n, m, samples, kind, rate),
-                least_error(n, m, samples, kind, rate),
+                number_of_units_with_least_error(n, m, samples, kind, rate),
+                least_total_error(n, m, samples, kind, rate),
             )
         )
     (r1, e1, u1, l1), (r2, e2, u2, l2) = slopes
@@ -431,7 +431,9 @@ def test_missing_factor_of_equation_30() -> None:
     """At m = 2 the two terms are equal: the sum is 2n times what is printed."""
     n, m, samples = 8, 2.0, 1e12
     printed = (1 / math.sqrt(samples)) ** (m / (m + 2))
-    assert total_error(best_units(n, m, samples, "deep"), n, m, samples, "deep") == pytest.approx(2 * n * printed)
+    assert approximation_and_estimation_error(
+        number_of_units_with_least_error(n, m, samples, "deep"), n, m, samples, "deep"
+    ) == pytest.approx(2 * n * printed)
 
 
 def test_ratio_of_sizes() -> None:
@@ -457,13 +459,13 @@ def test_ratio_of_sizes() -> None:
         lambda: best_gap([], 1.0, 10, 0.05),
         lambda: L1Class((1.0,), 0).rademacher(10),
         lambda: local_margin_bound(0.0, 0.1, 2.0, 1.0, 10, 0.05, 1.0),
-        lambda: dudley(lambda r: 1.0, 0.0, 10),
+        lambda: dudley_entropy_bound(lambda r: 1.0, 0.0, 10),
         lambda: smooth_entropy(0.0, 1, 1.0),
         lambda: size_ratio(1.5, 8, 1.0),
         lambda: size_ratio(0.5, 8, 1.0, "other"),
-        lambda: total_error(0.0, 8, 1.0, 100, "deep"),
-        lambda: best_units(8, 1.0, 100, "wide"),
-        lambda: least_error(8, 0.0, 100, "deep"),
+        lambda: approximation_and_estimation_error(0.0, 8, 1.0, 100, "deep"),
+        lambda: number_of_units_with_least_error(8, 1.0, 100, "wide"),
+        lambda: least_total_error(8, 0.0, 100, "deep"),
         lambda: fs.bounds(separable(), "pac_bayes", options={"pac_bayes": {"draws": 1}}),
         lambda: fs.bounds(separable(), "pac_bayes", options={"pac_bayes": {"form": "eq9"}}),
         lambda: fs.bounds(separable(), "robustness", options={"robustness": {"levels": 0}}),

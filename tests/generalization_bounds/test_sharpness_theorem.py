@@ -20,12 +20,12 @@ from flatscope.generalization_bounds.pac_bayes import (
 )
 from flatscope.measures.interactions import interaction_ratios, relu_chain
 from flatscope_papers.theory.sharpness_lemmas import (
-    lemma_1,
-    lemma_2,
-    lemma_3,
+    lemma_1_output_change_bound,
+    lemma_2_switching_bound,
+    lemma_3_noise_product_bound,
     log_lipschitz_capacity,
-    perturbed,
-    rebalanced,
+    output_change_under_noise,
+    rebalancing_layer_factors,
 )
 
 pytestmark = pytest.mark.fast
@@ -39,8 +39,8 @@ def test_lemma_3_second_moment_is_exact() -> None:
     noise = 0.3 * torch.randn(40_000, 5, 4, generator=generator).double()
     squares = (left @ noise @ right).square().sum((1, 2))
     error = float(squares.std()) / math.sqrt(len(squares))
-    assert abs(float(squares.mean()) - lemma_3(left, right, 0.3) ** 2) <= 4 * error
-    assert float(squares.sqrt().mean()) <= lemma_3(left, right, 0.3)
+    assert abs(float(squares.mean()) - lemma_3_noise_product_bound(left, right, 0.3) ** 2) <= 4 * error
+    assert float(squares.sqrt().mean()) <= lemma_3_noise_product_bound(left, right, 0.3)
 
 
 @pytest.mark.parametrize("sigma", [1e-3, 1e-2, 1e-1])
@@ -57,7 +57,9 @@ def test_lemma_1_bounds_what_noise_does_while_no_unit_switches(sigma: float) -> 
                 noise = sigma * torch.randn(weight.shape, generator=generator).double()
                 h = chain.pattern(level, sample).double() * ((weight + noise) @ h)
             distances.append(float((h - chain.signals[-1][sample]).norm()))
-        assert sum(distances) / 300 <= lemma_1(chain, sample, [sigma] * 3, float(ratios[sample].min()))
+        assert sum(distances) / 300 <= lemma_1_output_change_bound(
+            chain, sample, [sigma] * 3, float(ratios[sample].min())
+        )
 
 
 def test_what_noise_does_is_taken_apart_as_in_equation_7() -> None:
@@ -65,7 +67,7 @@ def test_what_noise_does_is_taken_apart_as_in_equation_7() -> None:
     chain = relu_chain(ctx, samples=3)
     generator = torch.Generator().manual_seed(1)
     noise = [0.3 * torch.randn(weight.shape, generator=generator).double() for weight in chain.weights]
-    found = perturbed(chain, noise)
+    found = output_change_under_noise(chain, noise)
     for sample, x in enumerate(chain.inputs):
         true, fixed, switched = x, x, []
         for level, (weight, own) in enumerate(zip(chain.weights, noise, strict=True), start=1):
@@ -88,15 +90,15 @@ def test_lemma_2_forgets_the_noise_below() -> None:
     noise = [torch.zeros_like(weight) for weight in chain.weights]
     noise[0] += 0.3 * torch.randn(noise[0].shape, generator=torch.Generator().manual_seed(1)).double()
     sigmas = [0.3, 0.0, 0.0]
-    assert lemma_2(chain, 2, sigmas, 5.0, 3.0).tolist() == [0.0] * 3
+    assert lemma_2_switching_bound(chain, 2, sigmas, 5.0, 3.0).tolist() == [0.0] * 3
     below = float(chain.inputs[0].norm())
-    assert float(lemma_2(chain, 1, sigmas, 5.0, 3.0)[0]) == pytest.approx(5 * 200 * 3 * 0.3 * below)
-    assert int(perturbed(chain, noise).switched[1].sum()) > 0
+    assert float(lemma_2_switching_bound(chain, 1, sigmas, 5.0, 3.0)[0]) == pytest.approx(5 * 200 * 3 * 0.3 * below)
+    assert int(output_change_under_noise(chain, noise).switched[1].sum()) > 0
 
 
 def test_rebalanced_layers_are_equal_and_the_function_is_the_same() -> None:
     chain = relu_chain(fs.Context(network(6, 20, 15, 4, n=2, seed=3).problem()), samples=2)
-    factors = rebalanced(chain, 0)
+    factors = rebalancing_layer_factors(chain, 0)
     assert math.prod(factors) == pytest.approx(1.0)
     h, sizes = chain.inputs[0], []
     for level, (weight, factor) in enumerate(zip(chain.weights, factors, strict=True), start=1):

@@ -17,7 +17,7 @@ from test_results import CLASSES, results
 
 import flatscope as fs
 from flatscope.result import Result
-from flatscope_papers.claims import Answer, Claim, judge
+from flatscope_papers.claims import Answer, Claim, finding_of_claim
 from flatscope_papers.study_result import StudyResult
 
 RAN = "window.ran=1"
@@ -145,7 +145,7 @@ def _study(fill: Filler) -> StudyResult:
     return StudyResult(
         name=fill("study"), title=fill("title"), paper=fill("paper"), source=fill("source"), scale=fill("scale"),
         table=pd.DataFrame({fill("column", whole=True): [fill("cell", whole=True)]}),
-        findings=(judge(claim, answer, "small"),),
+        findings=(finding_of_claim(claim, answer, "small"),),
         svg=f"<svg>{fill('picture')}</svg>", png=b"", deviations=(fill("deviation"),), notes=(fill("note"),),
         provenance={fill("fact"): fill("what it is")},
     )  # fmt: skip

@@ -18,7 +18,7 @@ from flatscope_papers import find_study, load_result
 from flatscope_papers.declaration import Runs
 from flatscope_papers.read_only_store import ReadOnlyStore
 from flatscope_papers.study_result import StudyResult
-from flatscope_papers.study_runs import judged
+from flatscope_papers.study_runs import judged_study_result
 
 CLOSE = 1e-9
 ROUNDED = 1e-7  # saved tables have eight digits
@@ -64,7 +64,9 @@ def main(results: Path, stores: list[Path]) -> int:
         ]
         if not whole:
             continue
-        new = judged(declared, old.scale, declared.analyse(Runs(old.scale, stages, whole[0])), old.provenance)
+        new = judged_study_result(
+            declared, old.scale, declared.analyse(Runs(old.scale, stages, whole[0])), old.provenance
+        )
         found = differences(old, new)
         compared += 1
         differing += bool(found)

@@ -9,7 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from flatscope import BasisPaths
-from flatscope_papers.theory.activation_radius import flips_within, literal_radius, output_difference_bound
+from flatscope_papers.theory.activation_radius import (
+    output_difference_bound,
+    printed_activation_radius,
+    units_flipped_within_radius,
+)
 from flatscope_papers.theory.stage_paths import StagePaths
 
 
@@ -31,20 +35,20 @@ def test_the_literal_radius_is_that_of_its_formula() -> None:
             signal = y[i] + sum(second[i, j] * y[j] for j in others)
             if signal != 0:
                 terms.append(abs(float(signal)) / float(2 * sum(second[i, j] ** 2 for j in others)) ** 0.5)
-    assert literal_radius(first, second, x) == pytest.approx(min(terms), rel=1e-12)
+    assert printed_activation_radius(first, second, x) == pytest.approx(min(terms), rel=1e-12)
 
 
 def test_flips_are_found_beyond_the_first_layers_radius_and_not_before() -> None:
     first, _, x = network(1)
     alone = torch.eye(3, dtype=torch.float64)
     nearest = float((x @ first.T).abs().min())
-    assert flips_within(first, alone, x, 0.999 * nearest)[0] == 0
-    assert flips_within(first, alone, x, 1.01 * nearest)[0] >= 1
+    assert units_flipped_within_radius(first, alone, x, 0.999 * nearest)[0] == 0
+    assert units_flipped_within_radius(first, alone, x, 1.01 * nearest)[0] >= 1
 
 
 def test_the_literal_radius_is_not_safe() -> None:
     found = [network(seed, d=4, n=8) for seed in range(40)]
-    unsafe = [flips_within(*one, 0.98 * literal_radius(*one)) != (0, 0) for one in found]
+    unsafe = [units_flipped_within_radius(*one, 0.98 * printed_activation_radius(*one)) != (0, 0) for one in found]
     assert 0 < sum(unsafe) < 40
 
 

@@ -11,7 +11,12 @@ from torch import nn
 
 import flatscope as fs
 from flatscope.errors import InputError, NotApplicable
-from flatscope_papers.neyshabur2017.bi_criteria import NoiseLevel, bi_criteria, kl_at_sharpness, read_off
+from flatscope_papers.neyshabur2017.bi_criteria import (
+    NoiseLevel,
+    bi_criteria,
+    kl_at_sharpness,
+    noise_level_at_sharpness,
+)
 
 
 def test_divergence_falls_with_the_square_of_the_noise() -> None:
@@ -26,7 +31,7 @@ def planted(alphas: tuple[float, ...], power: float) -> list[NoiseLevel]:
 
 @pytest.mark.parametrize("power", [2.0, 1.3])
 def test_read_off_returns_the_planted_value(power: float) -> None:
-    found = read_off(planted((1e-3, 1e-2, 1e-1), power), 0.05)
+    found = noise_level_at_sharpness(planted((1e-3, 1e-2, 1e-1), power), 0.05)
     alpha = (0.05 / 40) ** (1 / power)
     assert found.alpha == pytest.approx(alpha, rel=1e-10)
     assert found.kl == pytest.approx(7 / alpha**2, rel=1e-10)
@@ -34,14 +39,14 @@ def test_read_off_returns_the_planted_value(power: float) -> None:
 
 def test_read_off_at_a_point_of_the_curve_and_from_a_negative_estimate() -> None:
     curve = [NoiseLevel(0.01, 100.0, -0.05), NoiseLevel(0.1, 1.0, 0.15)]
-    assert read_off(curve, 0.15) == curve[1]
-    assert read_off(curve, 0.05).kl == pytest.approx(10.0)  # half-way in sharpness, half-way in log KL
+    assert noise_level_at_sharpness(curve, 0.15) == curve[1]
+    assert noise_level_at_sharpness(curve, 0.05).kl == pytest.approx(10.0)  # half-way in sharpness, half-way in log KL
 
 
 def test_read_off_refuses_a_curve_that_does_not_bracket_the_level() -> None:
     for level in (1e-9, 1e9):
         with pytest.raises(NotApplicable, match="brackets"):
-            read_off(planted(ALPHAS, 2), level)
+            noise_level_at_sharpness(planted(ALPHAS, 2), level)
 
 
 @pytest.mark.parametrize("start", [(1e-5, 2e-5), (1e-3, 1e-2), (3.0, 5.0)])

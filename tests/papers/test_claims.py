@@ -26,13 +26,13 @@ from flatscope_papers.claims import (
     UNTESTABLE,
     Answer,
     Claim,
-    counted,
-    judge,
+    finding_of_claim,
+    verdict_counts_in_words,
 )
 from flatscope_papers.declaration import Analysis, Study
-from flatscope_papers.reproduction import latest, load_results
+from flatscope_papers.reproduction import load_results, result_at_largest_scale
 from flatscope_papers.study_result import StudyResult, answer_text
-from flatscope_papers.study_runs import judged
+from flatscope_papers.study_runs import judged_study_result
 from flatscope_papers.toml_files import Words
 
 CLAIM = Claim("size", "Figure 1", "it is near two", "a size", "2.0", holds=(1.9, 2.1), partly=POSITIVE)
@@ -55,23 +55,23 @@ CLAIM = Claim("size", "Figure 1", "it is near two", "a size", "2.0", holds=(1.9,
     ],
 )
 def test_verdicts(value: float, low: float | None, high: float | None, verdict: str) -> None:
-    assert judge(CLAIM, Answer(value, low, high), "small").verdict == verdict
-    assert judge(CLAIM, Answer(value, low, high), "paper").verdict == verdict
-    assert judge(CLAIM, Answer(value, low, high), "smoke").verdict == NOT_JUDGED
+    assert finding_of_claim(CLAIM, Answer(value, low, high), "small").verdict == verdict
+    assert finding_of_claim(CLAIM, Answer(value, low, high), "paper").verdict == verdict
+    assert finding_of_claim(CLAIM, Answer(value, low, high), "smoke").verdict == NOT_JUDGED
 
 
 @pytest.mark.parametrize("value", [0.07, -0.07])
 def test_noise_around_zero_is_inconclusive_whatever_its_sign(value: float) -> None:
     for holds in (POSITIVE, NEGATIVE):
         claim = Claim("sign", "Figure 1", "it has a sign", "a difference", "more", holds=holds)
-        assert judge(claim, Answer(value, value - 0.4, value + 0.4), "small").verdict == INCONCLUSIVE
+        assert finding_of_claim(claim, Answer(value, value - 0.4, value + 0.4), "small").verdict == INCONCLUSIVE
 
 
 def test_one_network_contradicts_a_claim_about_every_one() -> None:
     claim = Claim("most", "Figure 1", "never above one", "largest", "1", holds=(0.0, 1.0))
-    assert judge(claim, Answer(1.2, 0.1, 1.2, 20, seen="networks"), "small").verdict == CONTRADICTED
-    assert judge(claim, Answer(1.2, 0.1, 2.3, 20), "small").verdict == INCONCLUSIVE
-    assert judge(claim, Answer(0.9, 0.1, 0.9, 20, seen="networks"), "small").verdict == HOLDS
+    assert finding_of_claim(claim, Answer(1.2, 0.1, 1.2, 20, seen="networks"), "small").verdict == CONTRADICTED
+    assert finding_of_claim(claim, Answer(1.2, 0.1, 2.3, 20), "small").verdict == INCONCLUSIVE
+    assert finding_of_claim(claim, Answer(0.9, 0.1, 0.9, 20, seen="networks"), "small").verdict == HOLDS
 
 
 @pytest.mark.parametrize(
@@ -85,17 +85,21 @@ def test_one_network_contradicts_a_claim_about_every_one() -> None:
     ],
 )
 def test_the_wider_range_is_told_and_changes_no_verdict(answer: Answer, in_part: bool) -> None:
-    assert judge(CLAIM, answer, "small").in_part == in_part
+    assert finding_of_claim(CLAIM, answer, "small").holds_in_wider_range == in_part
     strict = replace(CLAIM, partly=None)
-    assert judge(strict, answer, "small").verdict == judge(CLAIM, answer, "small").verdict
-    assert not judge(strict, answer, "small").in_part
+    assert finding_of_claim(strict, answer, "small").verdict == finding_of_claim(CLAIM, answer, "small").verdict
+    assert not finding_of_claim(strict, answer, "small").holds_in_wider_range
 
 
 def test_remarks_have_no_verdict_and_slips_are_outside_the_counts() -> None:
     remark, slip = (replace(CLAIM, kind=kind, comment="for a reason") for kind in (REMARK, ERRATUM))
-    assert judge(remark, Answer(2.0, 1.95, 2.05), "small").verdict == NOT_JUDGED
-    assert judge(slip, Answer(3.0, 2.5, 3.5), "small").verdict == CONTRADICTED
-    assert [judge(claim, Answer(2.0), "small").counts for claim in (CLAIM, remark, slip)] == [True, False, False]
+    assert finding_of_claim(remark, Answer(2.0, 1.95, 2.05), "small").verdict == NOT_JUDGED
+    assert finding_of_claim(slip, Answer(3.0, 2.5, 3.5), "small").verdict == CONTRADICTED
+    assert [finding_of_claim(claim, Answer(2.0), "small").counts for claim in (CLAIM, remark, slip)] == [
+        True,
+        False,
+        False,
+    ]
     for changes in ({"kind": REMARK}, {"kind": ERRATUM}, {"comment": "of no use"}, {"kind": "other"}):
         with pytest.raises(InputError):
             replace(CLAIM, **changes)
@@ -127,7 +131,7 @@ def declared(**changes: Any) -> Study:
 def result(answer: Answer, scale: str = "small") -> StudyResult:
     analysis = Analysis(pd.DataFrame({"x": [1.0, 2.5]}), {"size": answer}, draw, notes=("all well",))
     facts = {"seconds": 1.0, "device": "a CPU", "date": "2026-01-01", "command": "flatscope study run x"}
-    return judged(declared(), scale, analysis, facts)
+    return judged_study_result(declared(), scale, analysis, facts)
 
 
 @pytest.mark.parametrize(
@@ -163,7 +167,7 @@ def test_a_torn_result_is_refused(tmp_path: Path, left: int | str) -> None:
 @pytest.mark.parametrize("found", [{}, {"size": Answer(1.0), "other": Answer(1.0)}])
 def test_every_claim_must_be_answered_and_no_other(found: dict[str, Answer]) -> None:
     with pytest.raises(InputError, match="zhang2017-fig0"):
-        judged(declared(), "small", Analysis(pd.DataFrame(), found, draw), {})
+        judged_study_result(declared(), "small", Analysis(pd.DataFrame(), found, draw), {})
 
 
 def test_smoke_results_do_not_reach_the_page(tmp_path: Path) -> None:
@@ -171,8 +175,8 @@ def test_smoke_results_do_not_reach_the_page(tmp_path: Path) -> None:
     for found in (smoke, small):
         found.save(tmp_path / found.name / found.scale)
     loaded = load_results(tmp_path)[small.name]
-    assert latest(loaded) is loaded["small"]
-    assert latest({"smoke": smoke}) is None
+    assert result_at_largest_scale(loaded) is loaded["small"]
+    assert result_at_largest_scale({"smoke": smoke}) is None
 
 
 def test_estimates_in_words() -> None:
@@ -184,8 +188,8 @@ def test_estimates_in_words() -> None:
 
 
 def test_verdicts_are_counted_in_words() -> None:
-    assert counted([CONTRADICTED, HOLDS, HOLDS]) == "holds 2, contradicted 1"
-    assert counted([]) == "no claims"
+    assert verdict_counts_in_words([CONTRADICTED, HOLDS, HOLDS]) == "holds 2, contradicted 1"
+    assert verdict_counts_in_words([]) == "no claims"
 
 
 def test_the_verdict_of_a_file_is_that_of_its_answer(tmp_path: Path) -> None:

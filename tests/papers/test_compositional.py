@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from flatscope_papers.theory.compositional import TreeNetwork, compositional_target, shallow_of_size
-from flatscope_papers.theory.linear_dynamics import SINGULAR, mode_times, residual_norm
+from flatscope_papers.theory.linear_dynamics import SINGULAR, learning_times_of_modes, residual_layer_norm
 
 
 def test_the_target_is_a_tree_of_functions_of_two() -> None:
@@ -48,7 +48,7 @@ def test_both_networks_have_as_many_weights() -> None:
 
 def test_singular_values_are_learned_as_in_the_closed_forms() -> None:
     """Entries: 1 − (1 − η)^t. Factors from a₀: s / (1 + (s/a₀ − 1) e^(−2st)), so that t₉₀ − t₁₀ = ln 81 / (2s)."""
-    deep, direct, apart = mode_times(0, lr=0.002, steps=12_000)
+    deep, direct, apart = learning_times_of_modes(0, lr=0.002, steps=12_000)
     for times in direct:
         assert times == pytest.approx([math.log(0.9) / math.log(0.998), math.log(0.1) / math.log(0.998)], abs=1.5)
     for (start, end), s in zip(deep, SINGULAR, strict=True):
@@ -58,5 +58,5 @@ def test_singular_values_are_learned_as_in_the_closed_forms() -> None:
 
 
 def test_residual_layers_are_as_small_as_one_over_their_number() -> None:
-    assert residual_norm(0, 64) * 64 == pytest.approx(1.0, rel=0.02)  # ‖M‖ = 1
-    assert residual_norm(0, 4) > residual_norm(0, 8) > residual_norm(0, 16)
+    assert residual_layer_norm(0, 64) * 64 == pytest.approx(1.0, rel=0.02)  # ‖M‖ = 1
+    assert residual_layer_norm(0, 4) > residual_layer_norm(0, 8) > residual_layer_norm(0, 16)

@@ -18,7 +18,7 @@ from flatscope.training.models import build
 from flatscope.training.population import PopulationView
 from flatscope.training.sweeps.store import Store
 from flatscope_papers.petzka2019 import followed_networks
-from flatscope_papers.petzka2019.followed_networks import moved_by_rewriting, train_and_follow
+from flatscope_papers.petzka2019.followed_networks import change_by_layer_rescaling, train_and_follow
 
 DATA = {"name": "flatscope_papers.smoke_data:digits_as_cifar10", "train_size": 60, "test_size": 30}
 
@@ -98,12 +98,14 @@ def test_what_a_reparameterization_moves_is_seen(monkeypatch: pytest.MonkeyPatch
     names, moved = ["layer_trace", "layer_max_eigenvalue", "kappa", "kappa_trace", "rho"], []
 
     def after_epoch(epoch: int, view: fs.training.population.PopulationView) -> None:
-        moved.append(moved_by_rewriting(view, [0, 1], names, ["fc3", "fc2"], [9, 25]))
+        moved.append(change_by_layer_rescaling(view, [0, 1], names, ["fc3", "fc2"], [9, 25]))
 
     trials = [{"seed": seed, "epochs": 2} for seed in (0, 1)]
     fs.train_population("lenet5", trials, load(**DATA), after_epoch=after_epoch)
     assert max(moved[0].values()) < 1e-4
-    monkeypatch.setattr(followed_networks, "law", lambda *_: 1.0)  # as if trace and eigenvalue had to stay
+    monkeypatch.setattr(
+        followed_networks, "predicted_factor_of_layer_measure", lambda *_: 1.0
+    )  # as if trace and eigenvalue had to stay
     fs.train_population("lenet5", trials, load(**DATA), after_epoch=after_epoch)
     assert min(moved[-1].values()) > 0.9
 

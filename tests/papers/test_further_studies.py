@@ -10,13 +10,17 @@ import pytest
 import torch
 
 from flatscope_papers import find_study
-from flatscope_papers.claims import CONTRADICTED, HOLDS, NOT_JUDGED, UNTESTABLE, Answer, judge
-from flatscope_papers.neyshabur2017.smallest_product import answers_of as products_found
-from flatscope_papers.neyshabur2017.smallest_product import greedy, product, rescaled
-from flatscope_papers.yi2019.simulated_bound import answers_of as bound_found
-from flatscope_papers.yi2019.simulated_bound import drawn
-from flatscope_papers.zhang2017.further_statements import _crossing
-from flatscope_papers.zhang2017.further_statements import answers_of as further_found
+from flatscope_papers.claims import CONTRADICTED, HOLDS, NOT_JUDGED, UNTESTABLE, Answer, finding_of_claim
+from flatscope_papers.neyshabur2017.smallest_product import (
+    product_of_largest_unit_norms,
+    rescaled_weights,
+    weights_with_smallest_product,
+)
+from flatscope_papers.neyshabur2017.smallest_product import smallest_product_answers as products_found
+from flatscope_papers.yi2019.simulated_bound import draw_normal_classes
+from flatscope_papers.yi2019.simulated_bound import simulated_bound_answers as bound_found
+from flatscope_papers.zhang2017.further_statements import _perturbation_size_at_error
+from flatscope_papers.zhang2017.further_statements import further_statement_answers as further_found
 
 GOOD = {
     "robust_sgd": 2.0, "robust_sgdl": 1.0, "weight_tolerance": 0.3, "input_tolerance": 0.6, "deep_test": 0.02,
@@ -26,7 +30,9 @@ GOOD = {
 
 
 def verdicts(name: str, answers: Mapping[str, Answer]) -> dict[str, str]:
-    return {claim.key: judge(claim, answers[claim.key], "paper").verdict for claim in find_study(name).claims}
+    return {
+        claim.key: finding_of_claim(claim, answers[claim.key], "paper").verdict for claim in find_study(name).claims
+    }
 
 
 def problems(**changes: float) -> pd.DataFrame:
@@ -65,8 +71,8 @@ def test_every_statement_can_fail_by_itself(key: str, changes: dict[str, float])
 @pytest.mark.parametrize("at", [0.01, 0.4, 5.0])
 def test_the_size_at_which_samples_go_wrong_is_found(at: float) -> None:
     step: Callable[[float], float] = lambda size: 0.2 * (size >= at)  # noqa: E731
-    assert _crossing(step) == pytest.approx(at, rel=0.01)
-    assert _crossing(lambda size: 0.0) == np.inf
+    assert _perturbation_size_at_error(step) == pytest.approx(at, rel=0.01)
+    assert _perturbation_size_at_error(lambda size: 0.0) == np.inf
 
 
 def sets(broken: int) -> pd.DataFrame:
@@ -83,11 +89,14 @@ def sets(broken: int) -> pd.DataFrame:
 def test_a_hundred_training_sets_can_show_a_share_of_95_per_cent(broken: int, due: str) -> None:
     assert verdicts("yi2019-simulated-bound", bound_found(sets(broken))) == {"bound": due}
     few = bound_found(sets(0).query("network < 20"))["bound"]
-    assert judge(find_study("yi2019-simulated-bound").claims[0], few, "paper").verdict not in (HOLDS, UNTESTABLE)
+    assert finding_of_claim(find_study("yi2019-simulated-bound").claims[0], few, "paper").verdict not in (
+        HOLDS,
+        UNTESTABLE,
+    )
 
 
 def test_the_samples_of_the_simulation_are_independent_of_their_class() -> None:
-    x, y = drawn(20_000, torch.Generator().manual_seed(0))
+    x, y = draw_normal_classes(20_000, torch.Generator().manual_seed(0))
     for label in range(4):
         own = x[y == label]
         assert len(own) / len(x) == pytest.approx(0.25, abs=0.02)
@@ -112,10 +121,10 @@ def test_the_smallest_product_is_attained_and_rescaling_keeps_the_function(p: fl
             for a in range(5) for b in range(4) for i in range(3)) ** (1 / p)
         for o in range(2)
     ]  # fmt: skip
-    for moved in (rescaled(weights, factors), greedy(weights, p)):
+    for moved in (rescaled_weights(weights, factors), weights_with_smallest_product(weights, p)):
         torch.testing.assert_close(outputs(moved), outputs(weights))
-        assert product(moved, p) >= max(paths) * (1 - 1e-12)
-    assert product(greedy(weights, p), p) == pytest.approx(max(paths))
+        assert product_of_largest_unit_norms(moved, p) >= max(paths) * (1 - 1e-12)
+    assert product_of_largest_unit_norms(weights_with_smallest_product(weights, p), p) == pytest.approx(max(paths))
     table = pd.DataFrame({"least_drawn": [1.5] * 9, "greedy": [1.0] * 9, "all_outputs": [1.4] * 9})
     assert verdicts("neyshabur2017-smallest-product", products_found(table)) == {
         "never_below": HOLDS, "attained": HOLDS, "all_outputs": CONTRADICTED,

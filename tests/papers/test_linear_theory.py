@@ -13,11 +13,11 @@ from torch import Tensor
 from flatscope.errors import InputError
 from flatscope_papers.theory.linear import (
     descend,
+    largest_stable_step,
     logistic_descent,
     max_margin,
     minimum_norm,
     robust_hinge,
-    step_limit,
 )
 from flatscope_papers.theory.uncertainty import is_atomic
 
@@ -40,7 +40,7 @@ def test_descent_from_zero_reaches_the_minimum_norm_solution(stochastic: bool) -
     X, y = system()
     expected = X.T @ torch.linalg.solve(X @ X.T, y)
     torch.testing.assert_close(minimum_norm(X, y), expected, rtol=1e-10, atol=1e-12)
-    run = descend(X, y, 0.5 * step_limit(X, stochastic), 8000 if stochastic else 3000, stochastic=stochastic)
+    run = descend(X, y, 0.5 * largest_stable_step(X, stochastic), 8000 if stochastic else 3000, stochastic=stochastic)
     assert float((run.weights - expected).norm()) < 1e-10
     assert run.outside_span < 1e-12
     assert float(run.losses[-1]) < 1e-20
@@ -51,7 +51,7 @@ def test_descent_from_zero_reaches_the_minimum_norm_solution(stochastic: bool) -
 def test_from_elsewhere_the_limit_keeps_what_the_data_do_not_see(stochastic: bool) -> None:
     X, y = system(seed=1)
     start = system(1, 40, seed=2)[0][0]
-    run = descend(X, y, 0.5 * step_limit(X, stochastic), 8000, stochastic=stochastic, start=start)
+    run = descend(X, y, 0.5 * largest_stable_step(X, stochastic), 8000, stochastic=stochastic, start=start)
     unseen = torch.eye(40, dtype=torch.float64) - torch.linalg.pinv(X) @ X
     torch.testing.assert_close(run.limit, torch.linalg.pinv(X) @ y + unseen @ start, rtol=0, atol=1e-10)
     assert run.distance < 1e-10
@@ -61,11 +61,11 @@ def test_from_elsewhere_the_limit_keeps_what_the_data_do_not_see(stochastic: boo
 
 def test_steps_above_the_limit_diverge() -> None:
     X, y = system()
-    assert descend(X, y, 1.02 * step_limit(X), 2000).losses[-1] > 1e3
-    assert descend(X, y, 0.98 * step_limit(X), 2000).losses[-1] < 1
+    assert descend(X, y, 1.02 * largest_stable_step(X), 2000).losses[-1] > 1e3
+    assert descend(X, y, 0.98 * largest_stable_step(X), 2000).losses[-1] < 1
     single = X[:1]
-    assert step_limit(single, stochastic=True) == pytest.approx(step_limit(single))
-    assert descend(single, y[:1], 1.02 * step_limit(single, True), 2000, stochastic=True).losses[-1] > 1e3
+    assert largest_stable_step(single, stochastic=True) == pytest.approx(largest_stable_step(single))
+    assert descend(single, y[:1], 1.02 * largest_stable_step(single, True), 2000, stochastic=True).losses[-1] > 1e3
 
 
 def by_other_solver(X: Tensor, y: Tensor, sizes: Tensor, bias: bool) -> np.ndarray:

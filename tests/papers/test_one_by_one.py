@@ -20,7 +20,7 @@ from flatscope.training import key_of
 from flatscope.training.sweeps.store import Store
 from flatscope_papers import find_study, load_result, study
 from flatscope_papers.declaration import Stage
-from flatscope_papers.one_by_one import looking_at, steps
+from flatscope_papers.one_by_one import portions_of_stages, stages_that_read_trials_of
 
 NAME = "zhang2017-table1"
 RUNNER = CliRunner()
@@ -38,19 +38,21 @@ def staged() -> list[Stage]:
 
 
 def test_a_network_is_looked_at_before_the_next_is_trained() -> None:
-    order = [config for step in steps(staged(), 1) for config in step.stage.configs]
+    order = [config for step in portions_of_stages(staged(), 1) for config in step.stage.configs]
     place = {str(config): number for number, config in enumerate(order)}
     assert len(order) == len(place) == 4 + 1 + 8 + 1
     for i in range(4):
         assert place[str({"look": "b", "network": network(i)})] == place[str(network(i))] + 2
     assert place[str({"pair": [network(0), network(2)]})] == place[str({"look": "b", "network": network(2)})] + 1
-    whole = steps(staged(), None)
+    whole = portions_of_stages(staged(), None)
     assert [len(step.stage.configs) for step in whole] == [4, 8, 1, 1]
 
 
 def test_a_trial_is_finished_where_nothing_looks_at_it_any_more() -> None:
-    finished = {str(config): number for number, step in enumerate(steps(staged(), 1)) for config in step.finished}
-    order = [[str(config) for config in step.stage.configs] for step in steps(staged(), 1)]
+    finished = {
+        str(config): number for number, step in enumerate(portions_of_stages(staged(), 1)) for config in step.finished
+    }
+    order = [[str(config) for config in step.stage.configs] for step in portions_of_stages(staged(), 1)]
     last = next(number for number, configs in enumerate(order) if any("pair" in config for config in configs))
     assert finished[str(network(0))] == finished[str(network(2))] == last
     assert finished[str(network(1))] < finished[str(network(3))]
@@ -64,10 +66,10 @@ def test_looks_of_later_studies_come_right_after_the_networks_that_they_share() 
         Stage([[{"deep": 1, "network": network(i)}] for i in (1, 5)]),
         Stage([[{"deeper": {"deep": 1, "network": network(1)}}], [{"both": [network(2), network(5)]}]]),
     ]
-    looks, needed = looking_at(own, later)
+    looks, needed = stages_that_read_trials_of(own, later)
     assert [list(stage.configs) for stage in looks] == [[{"deep": 1, "network": network(1)}], [later[2].configs[0]]]
     assert {key_of(network(i)) for i in range(9)} & needed == {key_of(network(2)), key_of(network(5))}
-    order = [config for step in steps([*own, *looks], 1) for config in step.stage.configs]
+    order = [config for step in portions_of_stages([*own, *looks], 1) for config in step.stage.configs]
     assert order.index(looks[1].configs[0]) == order.index(network(1)) + 2 < order.index(network(2))
 
 
@@ -87,7 +89,7 @@ def test_studies_of_the_same_networks_leave_no_weights_between_them(tmp_path: Pa
 )
 def test_every_trial_of_a_study_is_run_once_and_after_what_it_looks_at(name: str) -> None:
     stages = find_study(name).stages("paper")
-    order = [config for step in steps(stages, 1) for config in step.stage.configs]
+    order = [config for step in portions_of_stages(stages, 1) for config in step.stage.configs]
     whole = [config for stage in stages for config in stage.configs]
     assert sorted(map(repr, order)) == sorted(map(repr, whole))
     place = {repr(config): number for number, config in enumerate(order)}

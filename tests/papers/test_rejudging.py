@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 
 from flatscope.cli.app import app
 from flatscope_papers import find_study, load_result
-from flatscope_papers.claims import CONTRADICTED, HOLDS, judge
-from flatscope_papers.rejudging import judged_again
+from flatscope_papers.claims import CONTRADICTED, HOLDS, finding_of_claim
+from flatscope_papers.rejudging import result_with_current_claims
 from flatscope_papers.study_registry import studies
 
 RUNNER = CliRunner()
@@ -27,7 +27,7 @@ def test_a_changed_rule_or_formula_does_not_leave_saved_results_as_they_are(name
     for folder in sorted((RESULTS / name).iterdir()):
         result = load_result(folder)
         tables = {other: load_result(RESULTS / other / folder.name).table for other in {name, declared.table_of}}
-        again = judged_again(declared, result, tables)
+        again = result_with_current_claims(declared, result, tables)
         for before, after in zip(result.findings, again.findings, strict=True):
             assert after.verdict == before.verdict, before.claim.key
             assert after.answer.value == pytest.approx(before.answer.value, rel=1e-6, abs=1e-15, nan_ok=True)
@@ -45,7 +45,7 @@ def test_a_wrong_number_in_a_saved_result_is_put_right_and_told(tmp_path: Path) 
     shutil.copytree(RESULTS / name, tmp_path / name)
     result = load_result(tmp_path / name / "paper")
     wrong = [
-        judge(f.claim, replace(f.answer, value=0.01, low=0.0, high=0.02), "paper")
+        finding_of_claim(f.claim, replace(f.answer, value=0.01, low=0.0, high=0.02), "paper")
         if f.claim.key == "generalizes"
         else f
         for f in result.findings

@@ -15,8 +15,8 @@ from test_report_browser import pytestmark as in_browser
 from flatscope.registry import PAPERS
 from flatscope.reports.page import report
 from flatscope_papers import studies
-from flatscope_papers.pages.section import address
-from flatscope_papers.reproduction import latest, load_results
+from flatscope_papers.pages.section import image_address_of_svg
+from flatscope_papers.reproduction import load_results, result_at_largest_scale
 from flatscope_papers.study_result import StudyResult
 
 pytestmark = pytest.mark.long
@@ -33,7 +33,7 @@ UNDRAWN = "[...document.images].filter(e => !e.complete || e.naturalWidth < 50).
 @pytest.fixture(scope="module")
 def found() -> list[StudyResult]:
     results = load_results(SAVED)
-    return [result for name in studies() if (result := latest(results.get(name, {})))]
+    return [result for name in studies() if (result := result_at_largest_scale(results.get(name, {})))]
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +51,7 @@ def test_all_studies_fit_into_a_page_that_can_be_sent(found: list[StudyResult], 
 
 def test_a_picture_as_an_address_is_the_same_picture(found: list[StudyResult]) -> None:
     for result in found:
-        written = str(address(result.svg)).replace("&amp;", "&")
+        written = str(image_address_of_svg(result.svg)).replace("&amp;", "&")
         start = "data:image/svg+xml;charset=utf-8,"
         assert written.startswith(start)
         assert "'" not in written

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from flatscope_papers import studies
-from flatscope_papers.claims import judge
-from flatscope_papers.pages.overview import overview
-from flatscope_papers.pages.page_files import pages
-from flatscope_papers.reproduction import latest, load_results
+from flatscope_papers.claims import finding_of_claim
+from flatscope_papers.pages.overview import overview_page
+from flatscope_papers.pages.page_files import pages_by_file_name
+from flatscope_papers.reproduction import load_results, result_at_largest_scale
 from flatscope_papers.study_result import StudyResult
 
 ROOT = Path(__file__).parents[2]
@@ -24,8 +24,8 @@ by_result = pytest.mark.parametrize("result", SAVED, ids=lambda result: f"{resul
 
 def test_the_pages_are_those_of_the_saved_results() -> None:
     docs = ROOT / "docs"
-    assert (docs / "reproduction.md").read_text(encoding="utf-8") == overview(RESULTS)
-    for name, page in pages(RESULTS).items():
+    assert (docs / "reproduction.md").read_text(encoding="utf-8") == overview_page(RESULTS)
+    for name, page in pages_by_file_name(RESULTS).items():
         assert (docs / "papers" / name).read_text(encoding="utf-8") == page, name
 
 
@@ -47,13 +47,15 @@ def test_no_result_is_of_a_smoke_run(result: StudyResult) -> None:
 def test_claims_and_verdicts_are_those_of_the_declaration(result: StudyResult) -> None:
     declared = studies()[result.name]
     known = list(declared.claims)
-    if latest(RESULTS[result.name]) is not result:  # a smaller scale may lack what has been restated since
+    if (
+        result_at_largest_scale(RESULTS[result.name]) is not result
+    ):  # a smaller scale may lack what has been restated since
         known = [claim for claim in known if claim.key in {finding.claim.key for finding in result.findings}]
     words = {"headline": "", "quantity": ""}  # for pages, which take them from the declaration
     stored = [replace(finding.claim, **words) for finding in result.findings]
     assert stored == [replace(claim, **words) for claim in known]
     for finding in result.findings:
-        assert finding.verdict == judge(finding.claim, finding.answer, result.scale).verdict
+        assert finding.verdict == finding_of_claim(finding.claim, finding.answer, result.scale).verdict
 
 
 @by_result

@@ -14,20 +14,20 @@ from markdown_it import MarkdownIt
 
 from flatscope.formatting import typeset
 from flatscope_papers import find_study, studies
-from flatscope_papers.claims import COUNTED, ERRATUM, HOLDS, SIGNS, Answer, judge, range_text
+from flatscope_papers.claims import COUNTED, ERRATUM, HOLDS, SIGNS, Answer, finding_of_claim, range_text
 from flatscope_papers.pages.lists import costs_page, errata_page, scales_page
-from flatscope_papers.pages.markdown import brief, text
-from flatscope_papers.pages.overview import overview, three_lines
-from flatscope_papers.pages.page_files import pages, write_pages
+from flatscope_papers.pages.markdown import brief_number, escaped_words
+from flatscope_papers.pages.overview import overview_page, summary_in_three_lines
+from flatscope_papers.pages.page_files import pages_by_file_name, write_pages
 from flatscope_papers.pages.paper_page import paper_page
 from flatscope_papers.reproduction import (
     AT_PAPER_SCALE,
     REDUCED,
+    claim_entries,
+    claim_entries_of_study,
     claim_frame,
-    entries,
-    entries_of,
     load_results,
-    matrix,
+    verdict_counts_by_group,
 )
 from flatscope_papers.study_result import StudyResult
 from flatscope_papers.toml_files import paper_words
@@ -39,7 +39,9 @@ FACTS = {"seconds": 12.5, "device": "a CPU", "date": "2026-01-01", "command": "x
 
 def result(name: str, value: float = 0.0, scale: str = "small", **changes: object) -> StudyResult:
     entry = find_study(name)
-    findings = tuple(judge(claim, Answer(value, value, value, note="seen so"), scale) for claim in entry.claims)
+    findings = tuple(
+        finding_of_claim(claim, Answer(value, value, value, note="seen so"), scale) for claim in entry.claims
+    )
     made = StudyResult(
         name, entry.title, entry.paper, entry.figure, scale, pd.DataFrame(), findings, "", b"", (), (), FACTS
     )
@@ -51,17 +53,17 @@ def section(page: str, name: str) -> str:
 
 
 def test_every_claim_is_on_the_page_of_its_paper() -> None:
-    written = pages({})
+    written = pages_by_file_name({})
     for name, entry in studies().items():
         part = section(written[f"{entry.paper}.md"], name)
         for claim in entry.claims:
-            assert text(claim.statement) in part
-            assert text(claim.number) in part
+            assert escaped_words(claim.statement) in part
+            assert escaped_words(claim.number) in part
 
 
 def test_every_link_between_the_pages_has_its_place() -> None:
     found = {NAME: {"small": result(NAME, 100.0)}}
-    written = {"../reproduction.md": overview(found), **pages(found)}
+    written = {"../reproduction.md": overview_page(found), **pages_by_file_name(found)}
     for page in written.values():
         for target in re.findall(r"\]\(([^)]+)\)", page):
             file, _, anchor = target.removeprefix("papers/").partition("#")
@@ -81,16 +83,20 @@ def test_tables_are_tables_and_signs_mean_nothing() -> None:
 
 def test_counts_keep_kinds_and_scales_apart() -> None:
     found = {NAME: {"paper": result(NAME, 0.05, "paper")}, "zhang2017-fig2": {"small": result("zhang2017-fig2")}}
-    counts = matrix(entries(found))
-    own = Counter(judge(c, Answer.exact(0.05), "paper").verdict for c in find_study(NAME).claims if c.kind in COUNTED)
+    counts = verdict_counts_by_group(claim_entries(found))
+    own = Counter(
+        finding_of_claim(c, Answer.exact(0.05), "paper").verdict for c in find_study(NAME).claims if c.kind in COUNTED
+    )
     assert counts["zhang2017", AT_PAPER_SCALE] == own
     assert counts["zhang2017", REDUCED].total() == len(find_study("zhang2017-fig2").claims)
     everything = sum(claim.kind in COUNTED for entry in studies().values() for claim in entry.claims)
     assert sum(count.total() for count in counts.values()) == everything
-    line = next(line for line in overview(found).splitlines() if AT_PAPER_SCALE in line and line.startswith("|"))
+    line = next(line for line in overview_page(found).splitlines() if AT_PAPER_SCALE in line and line.startswith("|"))
     shown = [cell.strip() for cell in line.split("|")[3:-1]]
     assert sorted(filter(None, shown)) == sorted(str(number) for number in own.values())
-    first, header = ((line.split("|")[1:-1]) for line in (overview(found).splitlines()[number] for number in (4, 2)))
+    first, header = (
+        (line.split("|")[1:-1]) for line in (overview_page(found).splitlines()[number] for number in (4, 2))
+    )
     assert first[0].strip() == "experiments at the papers' own scale"
     told = {name.split()[-1]: int(cell or 0) for name, cell in zip(header[1:], map(str.strip, first[1:]), strict=True)}
     assert told["holds"] == own[HOLDS]
@@ -98,44 +104,44 @@ def test_counts_keep_kinds_and_scales_apart() -> None:
 
 
 def test_a_card_says_what_holds_and_what_does_not_with_numbers() -> None:
-    page = overview({NAME: {"small": result(NAME, 0.25)}})
+    page = overview_page({NAME: {"small": result(NAME, 0.25)}})
     chosen = [claim for claim in find_study(NAME).claims if claim.headline]
     assert chosen
     for claim in chosen:
-        line = next(line for line in page.splitlines() if text(claim.headline) in line)
-        assert SIGNS[judge(claim, Answer.exact(0.25), "small").verdict] in line
+        line = next(line for line in page.splitlines() if escaped_words(claim.headline) in line)
+        assert SIGNS[finding_of_claim(claim, Answer.exact(0.25), "small").verdict] in line
         assert "0.25" in line
         assert f"to hold: {typeset(range_text(claim.holds))}" in line
         assert "reduced scale" in line
-    assert "*(reduced scale)*" not in overview({NAME: {"paper": result(NAME, 0.25, "paper")}})
+    assert "*(reduced scale)*" not in overview_page({NAME: {"paper": result(NAME, 0.25, "paper")}})
 
 
 def test_what_was_found_of_a_paper_rests_on_its_findings() -> None:
     """The lines at the top are written by hand: a verdict that turns must bring them down, a number must be today's."""
-    found = entries(load_results(RESULTS))
+    found = claim_entries(load_results(RESULTS))
     verdicts = {f"{entry.study.name} {entry.finding.claim.key} {entry.finding.verdict}" for entry in found}
-    page = overview(load_results(RESULTS))
+    page = overview_page(load_results(RESULTS))
     for paper in {study.paper for study in studies().values()}:
         words = paper_words(paper)
         assert words.rests_on
         assert verdicts.issuperset(words.rests_on)
-        lines = three_lines(paper, found)
+        lines = summary_in_three_lines(paper, found)
         assert [line.split("**")[1] for line in lines][:1] == ["Holds."]
         assert all(line in page for line in lines)
         assert not any("{" in line for line in lines)
-        assert three_lines(paper, []) == []
+        assert summary_in_three_lines(paper, []) == []
         turned = words.rests_on[0].split()
         others = [e for e in found if (e.study.name, e.finding.claim.key) != (turned[0], turned[1])]
-        assert three_lines(paper, others) == []
+        assert summary_in_three_lines(paper, others) == []
     entry = next(e for e in found if (e.study.name, e.finding.claim.key) == ("yi2019-balance", "balance_set"))
-    assert text(brief(entry.finding.answer)) in three_lines("yi2019", found)[0]
+    assert escaped_words(brief_number(entry.finding.answer)) in summary_in_three_lines("yi2019", found)[0]
     other = replace(entry, finding=replace(entry.finding, answer=Answer(0.5, 0.25, 0.75)))
-    assert "0.5 \\[0.25, 0.75\\]" in three_lines("yi2019", [other if e is entry else e for e in found])[0]
+    assert "0.5 \\[0.25, 0.75\\]" in summary_in_three_lines("yi2019", [other if e is entry else e for e in found])[0]
 
 
 def test_figures_that_are_written_by_hand_are_those_of_the_results() -> None:
     found = load_results(RESULTS)
-    notes = {(e.study.name, e.finding.claim.key): e.finding.answer for e in entries(found)}
+    notes = {(e.study.name, e.finding.claim.key): e.finding.answer for e in claim_entries(found)}
     zhang, yi = paper_words("zhang2017"), paper_words("yi2019")
     assert "kurtosis 6.3" in zhang.fails
     assert "kurtosis 6.3" in notes["zhang2017-fig5", "gaussian"].note
@@ -150,25 +156,25 @@ def test_figures_that_are_written_by_hand_are_those_of_the_results() -> None:
 def test_what_weighs_against_a_paper_is_on_its_card_with_numbers() -> None:
     """Every contradicted claim that the lines at the top rest on can be checked below them, its wider range too."""
     results = load_results(RESULTS)
-    page = overview(results)
-    for entry in entries(results):
+    page = overview_page(results)
+    for entry in claim_entries(results):
         claim, key = entry.finding.claim, f"{entry.study.name} {entry.finding.claim.key} contradicted"
         if key in paper_words(entry.study.paper).rests_on:
-            begins = f"- ✗ {text(claim.headline or claim.statement)}:"
+            begins = f"- ✗ {escaped_words(claim.headline or claim.statement)}:"
             line = next(line for line in page.splitlines() if line.startswith(begins))
-            assert text(brief(entry.finding.answer)) in line
+            assert escaped_words(brief_number(entry.finding.answer)) in line
             assert claim.quantity
-            assert ("holds in part" in line) == entry.finding.in_part
+            assert ("holds in part" in line) == entry.finding.holds_in_wider_range
 
 
 def test_what_was_set_after_results_is_marked_in_the_lines_at_the_top() -> None:
-    lines = " ".join(three_lines("yi2019", entries(load_results(RESULTS))))
+    lines = " ".join(summary_in_three_lines("yi2019", claim_entries(load_results(RESULTS))))
     assert lines.count("**†") == 3
     assert "0.56 \\[0.53, 0.59\\]** none" in lines
 
 
 def test_the_answers_come_before_the_numbers_and_those_are_folded() -> None:
-    page = overview(load_results(RESULTS))
+    page = overview_page(load_results(RESULTS))
     shown = re.sub(r"<details.*?</details>", "", page, flags=re.DOTALL)
     before = shown.split('<a id="legend">')[0]
     assert len(before.split()) < 1_100  # with tables and marks: three lines a paper are read in two minutes
@@ -185,10 +191,14 @@ def test_every_paper_has_headlines() -> None:
 def test_verdicts_that_turned_are_shown_with_both_numbers() -> None:
     both = {"small": result(NAME, 0.25), "paper": result(NAME, 0.0, "paper")}
     page = scales_page({NAME: both})
-    turned = [entry for entry in entries_of(find_study(NAME), {NAME: both}) if entry.turned and entry.finding.counts]
+    turned = [
+        entry
+        for entry in claim_entries_of_study(find_study(NAME), {NAME: both})
+        if entry.turned and entry.finding.counts
+    ]
     assert turned
     for entry in turned:
-        row = next(line for line in page.splitlines() if text(entry.finding.claim.statement) in line)
+        row = next(line for line in page.splitlines() if escaped_words(entry.finding.claim.statement) in line)
         assert row.index("0.25, ") < row.index("0, ")
     assert f"{len(turned)} verdicts differ" in page
     assert "small scale: 0.25" in section(paper_page("zhang2017", {NAME: both}), NAME)
@@ -199,8 +209,8 @@ def test_slips_have_their_page_and_no_count() -> None:
     page = errata_page({})
     slips = [claim for entry in studies().values() for claim in entry.claims if claim.kind == ERRATUM]
     for claim in slips:
-        assert text(claim.statement) in page
-        assert text(claim.comment)[1:].rstrip(".") in page
+        assert escaped_words(claim.statement) in page
+        assert escaped_words(claim.comment)[1:].rstrip(".") in page
     assert page.count("\n| [") == len(slips)
 
 
@@ -215,7 +225,7 @@ def test_costs_and_commands_are_apart() -> None:
     page = costs_page({NAME: {"paper": result(NAME, 0.5, "paper")}})
     assert f"`flatscope study run {NAME} --scale paper`" in page
     for entry in studies().values():
-        assert text(entry.words.at_paper_scale) in page
+        assert escaped_words(entry.words.at_paper_scale) in page
 
 
 def test_the_pages_are_written_with_their_pictures(tmp_path: Path) -> None:
@@ -224,8 +234,8 @@ def test_the_pages_are_written_with_their_pictures(tmp_path: Path) -> None:
     kept.parent.mkdir(parents=True)
     kept.write_bytes(b"kept")
     write_pages(found, tmp_path / "all.md")
-    assert (tmp_path / "all.md").read_text(encoding="utf-8") == overview(found)
-    assert {path.name for path in (tmp_path / "papers").glob("*.md")} == set(pages(found))
+    assert (tmp_path / "all.md").read_text(encoding="utf-8") == overview_page(found)
+    assert {path.name for path in (tmp_path / "papers").glob("*.md")} == set(pages_by_file_name(found))
     assert (kept.parent / f"{NAME}.png").read_bytes() == b"a picture"
     assert kept.read_bytes() == b"kept"  # a result that was kept without its picture
 
@@ -233,7 +243,7 @@ def test_the_pages_are_written_with_their_pictures(tmp_path: Path) -> None:
 def test_the_frame_has_answers_and_ranges_as_numbers() -> None:
     entry = find_study(NAME)
     wide = Answer(0.3, 0.2, 0.4)
-    findings = tuple(judge(claim, wide, "small") for claim in entry.claims)
+    findings = tuple(finding_of_claim(claim, wide, "small") for claim in entry.claims)
     frame = claim_frame({NAME: {"small": result(NAME, findings=findings)}})
     own = frame[frame["study"] == NAME]
     assert (own["interval_low"] == 0.2).all()
@@ -255,4 +265,4 @@ def test_the_frame_has_answers_and_ranges_as_numbers() -> None:
     ],
 )
 def test_numbers_in_brief(answer: Answer, words: str) -> None:
-    assert brief(answer) == words
+    assert brief_number(answer) == words

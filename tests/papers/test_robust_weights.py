@@ -8,7 +8,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from flatscope_papers.theory.robust_weights import largest_path, path_change, robust_loss, robust_sides
+from flatscope_papers.theory.robust_weights import (
+    first_order_path_change,
+    largest_robust_path_value,
+    robust_loss,
+    sides_of_robust_inequality,
+)
 from flatscope_papers.theory.sample_sizes import log10_size_ratio, multitask_gain, size_ratio, stability_beta, vc_gap
 
 
@@ -43,11 +48,11 @@ def test_robust_loss_of_a_network_grows_with_the_radius_and_is_reached() -> None
 
 def test_changes_of_open_paths() -> None:
     w, d = torch.tensor([2.0, 3.0, 5.0]), torch.tensor([0.1, 0.2, 0.3])
-    assert float(path_change(w, d)) == pytest.approx(15 * 0.1 + 10 * 0.2 + 6 * 0.3)
+    assert float(first_order_path_change(w, d)) == pytest.approx(15 * 0.1 + 10 * 0.2 + 6 * 0.3)
     weights = torch.rand(20_000, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    change = path_change(weights, torch.ones(3, dtype=torch.float64))
+    change = first_order_path_change(weights, torch.ones(3, dtype=torch.float64))
     epsilon = change.sqrt()  # Δp = ε²
-    limit = torch.tensor([largest_path(float(e), 3) for e in epsilon], dtype=torch.float64)
+    limit = torch.tensor([largest_robust_path_value(float(e), 3) for e in epsilon], dtype=torch.float64)
     assert bool((weights.prod(1) <= limit * (1 + 1e-12)).all())
     assert bool((limit <= epsilon**3).all())
     assert float((weights <= epsilon[:, None]).all(1).double().mean()) < 0.9  # though single weights are above ε
@@ -55,7 +60,7 @@ def test_changes_of_open_paths() -> None:
 
 def test_the_direction_of_proposition_2_is_the_other_one() -> None:
     one = torch.ones(1, dtype=torch.float64)
-    sides = robust_sides(torch.tensor([0.9], dtype=torch.float64), one[:, None], one, 0.3)
+    sides = sides_of_robust_inequality(torch.tensor([0.9], dtype=torch.float64), one[:, None], one, 0.3)
     assert sides["ridge"] == pytest.approx(0.1**2 + 0.27**2)
     assert sides["ridge"] < sides["robust"] <= sides["above"]
     moved = (0.9 + torch.linspace(-0.27, 0.27, 101, dtype=torch.float64) - 1).square().max()

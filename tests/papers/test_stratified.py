@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from flatscope_papers.stratified import within
+from flatscope_papers.stratified import correlation_within_strata
 
 
 def drawn(rho: float, sizes: tuple[int, ...], seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -29,7 +29,7 @@ def test_by_hand(kind: str) -> None:
         if kind == "spearman":
             a, b = stats.rankdata(a) / len(a), stats.rankdata(b) / len(b)
         sums += [np.sum((a - a.mean()) * (b - b.mean())), np.sum((a - a.mean()) ** 2), np.sum((b - b.mean()) ** 2)]
-    found = within(x, y, strata, kind)  # type: ignore[arg-type]
+    found = correlation_within_strata(x, y, strata, kind)  # type: ignore[arg-type]
     assert found.value == pytest.approx(sums[0] / math.sqrt(sums[1] * sums[2]))
     assert found.runs == 24
     assert found.low is not None
@@ -40,23 +40,25 @@ def test_by_hand(kind: str) -> None:
 
 def test_one_stratum_is_the_plain_correlation() -> None:
     x, y, _ = drawn(0.5, (30,), 1)
-    assert within(x, y, np.zeros(30)).value == pytest.approx(stats.spearmanr(x, y).statistic)
-    assert within(x, y, np.zeros(30), "pearson").value == pytest.approx(stats.pearsonr(x, y).statistic)
+    assert correlation_within_strata(x, y, np.zeros(30)).value == pytest.approx(stats.spearmanr(x, y).statistic)
+    assert correlation_within_strata(x, y, np.zeros(30), "pearson").value == pytest.approx(
+        stats.pearsonr(x, y).statistic
+    )
 
 
 def test_strata_that_say_nothing_are_left_out() -> None:
     x, y, strata = drawn(0.5, (10, 10), 2)
     more = [np.append(x, [1.0, 2.0, 5.0, 5.0, 5.0]), np.append(y, [1.0, 2.0, 1.0, 2.0, 3.0])]
-    found = within(*more, np.append(strata, [7, 7, 8, 8, 8]))
-    assert found.value == pytest.approx(within(x, y, strata).value)
+    found = correlation_within_strata(*more, np.append(strata, [7, 7, 8, 8, 8]))
+    assert found.value == pytest.approx(correlation_within_strata(x, y, strata).value)
     assert found.runs == 20
-    assert math.isnan(within([1.0, 2.0], [1.0, 2.0], [0, 0]).value)
-    perfect = within(x, x, strata)
+    assert math.isnan(correlation_within_strata([1.0, 2.0], [1.0, 2.0], [0, 0]).value)
+    perfect = correlation_within_strata(x, x, strata)
     assert perfect.value == pytest.approx(1.0)
     assert perfect.low is None
     gap = x.copy()
     gap[0] = math.nan
-    assert within(gap, y, strata).runs == 19
+    assert correlation_within_strata(gap, y, strata).runs == 19
 
 
 @pytest.mark.parametrize(
@@ -73,7 +75,7 @@ def test_intervals_cover(kind: str, rho: float, sizes: tuple[int, ...]) -> None:
     truth = rho if kind == "pearson" else 6 / math.pi * math.asin(rho / 2)
     covered = 0
     for seed in range(400):
-        found = within(*drawn(rho, sizes, seed), kind)  # type: ignore[arg-type]
+        found = correlation_within_strata(*drawn(rho, sizes, seed), kind)  # type: ignore[arg-type]
         assert found.low is not None
         assert found.high is not None
         covered += found.low <= truth <= found.high

@@ -20,29 +20,50 @@ from flatscope.training.label_noise import confusion_set
 from flatscope.training.models import build
 from flatscope.training.sweeps.store import Store
 from flatscope_papers import find_study, intervals, study
-from flatscope_papers.claims import CONTRADICTED, HOLDS, INCONCLUSIVE, NOT_JUDGED, UNTESTABLE, Answer, judge
+from flatscope_papers.claims import CONTRADICTED, HOLDS, INCONCLUSIVE, NOT_JUDGED, UNTESTABLE, Answer, finding_of_claim
 from flatscope_papers.neyshabur2017.complexity import (
     EPSILONS,
     NORMS,
+    desiderata_note,
+    log_log_slope,
+    mean_over_seeds,
     measured_problem,
-    over_seeds,
-    slope,
-    verdict_note,
 )
 from flatscope_papers.neyshabur2017.conditions import (
     CURVES,
     PARAMETERS,
-    _learned_over_initial,
-    apart,
-    worst_layer,
+    _ratio_of_learned_to_initial,
+    largest_distance_of_curves,
+    layer_with_largest_distance,
 )
-from flatscope_papers.neyshabur2017.confusion import rise
-from flatscope_papers.neyshabur2017.deep_networks import FLOOR, _curves, _row_norms, _switching, histogram, of_panel
-from flatscope_papers.neyshabur2017.label_networks import SIZES, gap_slope, growth, label_verdicts, log_gap
-from flatscope_papers.neyshabur2017.noisy_networks import answers_of as noise_found
-from flatscope_papers.neyshabur2017.overlap import histograms, in_common, overlap
-from flatscope_papers.neyshabur2017.true_and_random_labels import mean_growth, most_pronounced, same_order
-from flatscope_papers.neyshabur2017.width import change
+from flatscope_papers.neyshabur2017.confusion import rank_correlation_of_test_error
+from flatscope_papers.neyshabur2017.deep_networks import (
+    FLOOR,
+    _near_switching_curves,
+    _relative_row_norms,
+    _switching_constants,
+    histogram_table,
+    triples_of_panel,
+)
+from flatscope_papers.neyshabur2017.label_networks import (
+    SIZES,
+    growth_exponent_with_samples,
+    label_demand_in_words,
+    log_ratio_of_random_to_true_labels,
+    slope_of_random_to_true_ratio,
+)
+from flatscope_papers.neyshabur2017.noisy_networks import noise_claim_answers as noise_found
+from flatscope_papers.neyshabur2017.overlap import (
+    histogram_overlap,
+    histograms_by_weights_and_seed,
+    learned_initial_overlap,
+)
+from flatscope_papers.neyshabur2017.true_and_random_labels import (
+    excess_slope_of_l2_measures,
+    mean_growth_exponent_of_norms,
+    order_agreement_over_epsilons,
+)
+from flatscope_papers.neyshabur2017.width import log10_change_between_widths
 
 CLAIMS_1, CLAIMS_3, CLAIMS_4, CLAIMS_5, CLAIMS_6, CLAIMS_7 = (
     find_study(f"neyshabur2017-fig{number}").claims for number in (1, 3, 4, 5, 6, 7)
@@ -71,11 +92,11 @@ def test_what_noise_does_gets_the_verdict_that_is_due() -> None:
     )
     noise = pd.DataFrame({"network": [0, 0, 1, 2], "rise": [0.1, 0.2, 0.1, 0.3], "bound": 5.0, "split": 0.9})
     answers = noise_found(table, noise)
-    verdicts = {key: judge(claims[key], answer, "paper").verdict for key, answer in answers.items()}
+    verdicts = {key: finding_of_claim(claims[key], answer, "paper").verdict for key, answer in answers.items()}
     failing = {key for key, verdict in verdicts.items() if verdict != HOLDS}
     assert failing == {"depth", "lemma_2"}
     worse = noise_found(1 / table, noise.assign(bound=0.15, split=1.1))
-    verdicts = {key: judge(claims[key], answer, "paper").verdict for key, answer in worse.items()}
+    verdicts = {key: finding_of_claim(claims[key], answer, "paper").verdict for key, answer in worse.items()}
     assert HOLDS not in verdicts.values()
     assert answers["depth"].value == pytest.approx(1.5)
 
@@ -124,7 +145,10 @@ def test_a_kind_of_label_that_no_network_fits_is_not_judged() -> None:
     points = planted(1.0)
     points.loc[points["labels"] == "random", list(NORMS)] = math.nan
     frames = by_epsilon(points)
-    for found in (same_order(points, frames), over_seeds(points, lambda rows: gap_slope(rows, "l2_norm"))):
+    for found in (
+        order_agreement_over_epsilons(points, frames),
+        mean_over_seeds(points, lambda rows: slope_of_random_to_true_ratio(rows, "l2_norm")),
+    ):
         assert math.isnan(found.value)
         assert verdict(CLAIMS_1, "epsilon", found) == UNTESTABLE
 
@@ -165,13 +189,13 @@ def by_epsilon(points: pd.DataFrame) -> list[pd.DataFrame]:
 
 def verdict(claims: Any, key: str, answer: Any) -> str:
     (claim,) = [claim for claim in claims if claim.key == key]
-    return judge(claim, answer, "small").verdict
+    return finding_of_claim(claim, answer, "small").verdict
 
 
 @pytest.mark.parametrize(("advantage", "expected"), [(1.0, HOLDS), (0.1, CONTRADICTED), (-1.0, CONTRADICTED)])
 def test_random_above_true_at_every_size(advantage: float, expected: str) -> None:
     points = planted(advantage, 0.01)  # at size 500 the advantage is smaller by log10(2) times the gap of exponents
-    found = over_seeds(points, lambda rows: float(log_gap(rows, "l2_norm").min()))
+    found = mean_over_seeds(points, lambda rows: float(log_ratio_of_random_to_true_labels(rows, "l2_norm").min()))
     assert verdict(CLAIMS_1, "higher_l2_norm", found) == expected
 
 
@@ -179,14 +203,14 @@ def test_exponents_are_found() -> None:
     points = planted(1.0)
     rows = points[points["seed"] == 0]
     for name, power in EXPONENTS.items():
-        assert growth(rows, name, "random") == pytest.approx(power)
-        assert growth(rows, name, "true") == pytest.approx(0.5)
-        assert gap_slope(rows, name) == pytest.approx(power - 0.5)
-    assert mean_growth(rows, "true") == pytest.approx(0.5)
-    assert mean_growth(rows, "random") == pytest.approx(np.mean(list(EXPONENTS.values())))
-    assert most_pronounced(rows) == pytest.approx(1.5 - 1.2)
+        assert growth_exponent_with_samples(rows, name, "random") == pytest.approx(power)
+        assert growth_exponent_with_samples(rows, name, "true") == pytest.approx(0.5)
+        assert slope_of_random_to_true_ratio(rows, name) == pytest.approx(power - 0.5)
+    assert mean_growth_exponent_of_norms(rows, "true") == pytest.approx(0.5)
+    assert mean_growth_exponent_of_norms(rows, "random") == pytest.approx(np.mean(list(EXPONENTS.values())))
+    assert excess_slope_of_l2_measures(rows) == pytest.approx(1.5 - 1.2)
     swapped = rows.rename(columns={"l2_norm": "spectral_norm", "spectral_norm": "l2_norm"})
-    assert most_pronounced(swapped) == pytest.approx(1.1 - 1.6)
+    assert excess_slope_of_l2_measures(swapped) == pytest.approx(1.1 - 1.6)
 
 
 @pytest.mark.parametrize(("exponent", "expected"), [(0.1, HOLDS), (0.4, CONTRADICTED), (0.9, CONTRADICTED)])
@@ -194,7 +218,7 @@ def test_small_increases_with_true_labels(exponent: float, expected: str) -> Non
     points = planted(1.0, 0.001)
     factors = (points["size"] / 1000) ** (exponent - 0.5)
     points[list(NORMS)] = points[list(NORMS)].mul(factors, axis=0)
-    found = over_seeds(points, lambda rows: mean_growth(rows, "true"))
+    found = mean_over_seeds(points, lambda rows: mean_growth_exponent_of_norms(rows, "true"))
     assert found.value == pytest.approx(exponent, abs=0.01)
     assert verdict(CLAIMS_1, "small_increase", found) == expected
 
@@ -203,9 +227,9 @@ def test_a_missing_value_is_no_value() -> None:
     points = planted(1.0)
     points.loc[0, "l2_norm"] = math.nan
     rows = points[points["seed"] == 0]
-    assert math.isnan(gap_slope(rows, "l2_norm"))
-    assert math.isnan(log_gap(rows, "l2_norm").min(skipna=False))
-    found = over_seeds(points, lambda rows: gap_slope(rows, "l2_norm"))
+    assert math.isnan(slope_of_random_to_true_ratio(rows, "l2_norm"))
+    assert math.isnan(log_ratio_of_random_to_true_labels(rows, "l2_norm").min(skipna=False))
+    found = mean_over_seeds(points, lambda rows: slope_of_random_to_true_ratio(rows, "l2_norm"))
     assert found.runs == 3
     assert "1 of 4 seeds" in found.note
 
@@ -214,32 +238,34 @@ def test_a_missing_value_is_no_value() -> None:
 def test_the_share_of_comparisons_that_do_not_depend_on_epsilon(seeds: int, expected: str) -> None:
     points = planted(1.0, seeds=seeds)
     frames = by_epsilon(points)
-    assert same_order(points, frames).runs == 3 * seeds  # pairs of networks; not times four norms and three ε
-    assert ("73 would be needed" in same_order(points, frames).note) == (3 * seeds < 73)
-    assert verdict(CLAIMS_1, "epsilon", same_order(points, frames)) == expected
+    assert (
+        order_agreement_over_epsilons(points, frames).runs == 3 * seeds
+    )  # pairs of networks; not times four norms and three ε
+    assert ("73 would be needed" in order_agreement_over_epsilons(points, frames).note) == (3 * seeds < 73)
+    assert verdict(CLAIMS_1, "epsilon", order_agreement_over_epsilons(points, frames)) == expected
     for frame in frames[::2]:  # true labels: far above random ones at one of the three other ε
         frame.loc[frame["epsilon"] == 0.1, list(NORMS)] *= 1e6
     if seeds == 30:
-        assert same_order(points, frames).value == pytest.approx(2 / 3)
+        assert order_agreement_over_epsilons(points, frames).value == pytest.approx(2 / 3)
 
 
 def test_label_verdicts_say_who_is_met() -> None:
-    told = label_verdicts(planted(1.0), {"l2_norm": "ℓ2 norm"})
+    told = label_demand_in_words(planted(1.0), {"l2_norm": "ℓ2 norm"})
     assert "ℓ2 norm met (12 of 12)" in told
-    assert "ℓ2 norm not met (0 of 12)" in label_verdicts(planted(-1.0), {"l2_norm": "ℓ2 norm"})
-    assert verdict_note(pd.DataFrame(columns=["measure", "demand", "verdict", "reason"])) == ""
+    assert "ℓ2 norm not met (0 of 12)" in label_demand_in_words(planted(-1.0), {"l2_norm": "ℓ2 norm"})
+    assert desiderata_note(pd.DataFrame(columns=["measure", "demand", "verdict", "reason"])) == ""
 
 
 def test_the_slope_of_a_power() -> None:
-    assert slope([10, 100, 1000], [1.0, 3.0, 5.0]) == pytest.approx(2.0)
-    assert math.isnan(slope([10], [1.0]))
+    assert log_log_slope([10, 100, 1000], [1.0, 3.0, 5.0]) == pytest.approx(2.0)
+    assert math.isnan(log_log_slope([10], [1.0]))
 
 
 @pytest.mark.parametrize(("worst", "expected"), [(0.0, HOLDS), (0.01, CONTRADICTED)])
 def test_one_network_that_does_not_fit_is_enough(worst: float, expected: str) -> None:
     errors = [0.0] * 17 + [worst]
     for claims in (CLAIMS_1, CLAIMS_3):
-        assert verdict(claims, "zero_error", intervals.largest(errors)) == expected
+        assert verdict(claims, "zero_error", intervals.largest_over_networks(errors)) == expected
 
 
 @pytest.mark.parametrize(("falling", "expected"), [(0, HOLDS), (2, INCONCLUSIVE)])
@@ -249,7 +275,7 @@ def test_the_test_error_rises_with_the_confusion_set(falling: int, expected: str
         {"seed": seed, "confused": size, "test_error": (-1 if seed < falling else 1) * size + 0.1 * seed}
         for seed, size in itertools.product(range(3), (0, 250, 500, 1000))
     ]
-    found = rise(pd.DataFrame(rows))
+    found = rank_correlation_of_test_error(pd.DataFrame(rows))
     assert found.low is not None
     assert found.low < found.value <= 1
     assert verdict(CLAIMS_3, "test_error", found) == expected
@@ -262,11 +288,13 @@ def test_change_with_width(factor: float, expected: str) -> None:
         for hidden, seed in itertools.product((32, 64, 128), range(3))
     ]
     points = pd.DataFrame(rows)
-    found = over_seeds(points, lambda own: change(own, "l2_norm", 32, 128))
+    found = mean_over_seeds(points, lambda own: log10_change_between_widths(own, "l2_norm", 32, 128))
     assert found.value == pytest.approx(2.02 * math.log10(factor))
     assert verdict(CLAIMS_4, "falls_l2_norm", found) == expected
-    assert math.isnan(change(points[points["seed"] == 0], "l2_norm", 128, 128))  # nothing beyond the largest width
-    assert math.isnan(change(points[points["seed"] == 0], "l2_norm", 512, 1024))
+    assert math.isnan(
+        log10_change_between_widths(points[points["seed"] == 0], "l2_norm", 128, 128)
+    )  # nothing beyond the largest width
+    assert math.isnan(log10_change_between_widths(points[points["seed"] == 0], "l2_norm", 512, 1024))
 
 
 def small_chain() -> tuple[torch.nn.Module, torch.Tensor, fs.Context]:
@@ -279,7 +307,7 @@ def small_chain() -> tuple[torch.nn.Module, torch.Tensor, fs.Context]:
 def test_switching_by_definition() -> None:
     model, x, ctx = small_chain()
     chain = ctx.cached(relu_chain, samples=7)
-    found = _switching(chain)
+    found = _switching_constants(chain)
     weights = [parameter.detach() for parameter in model.parameters()]
     hidden = [x @ weights[0].T]
     hidden.append(hidden[0].clamp(min=0) @ weights[1].T)
@@ -298,9 +326,9 @@ def test_switching_by_definition() -> None:
     for name, values in largest.items():
         assert found[f"c2_{name}/max"] == pytest.approx(max(values))
         assert found[f"c2_{name}/median"] == pytest.approx(sorted(values)[3])
-    curve = _curves(chain)
+    curve = _near_switching_curves(chain)
     assert (curve.groupby("layer")["share"].apply(lambda share: share.is_monotonic_increasing)).all()
-    assert _row_norms(chain).groupby("layer")["ratio"].mean().to_numpy() == pytest.approx(1.0)
+    assert _relative_row_norms(chain).groupby("layer")["ratio"].mean().to_numpy() == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize("grown", [1.0, 3.0])
@@ -312,14 +340,15 @@ def test_relative_curves_do_not_see_that_pre_activations_grow(grown: float) -> N
         next(iter(other.parameters())).mul_(grown)
     grown_ctx = fs.Context(fs.Problem(other, train=(x, torch.arange(7) % 3)))
     curves = {
-        which: _curves(c.cached(relu_chain, samples=7)).assign(seed=0)
+        which: _near_switching_curves(c.cached(relu_chain, samples=7)).assign(seed=0)
         for which, c in (("initial", ctx), ("learned", grown_ctx))
     }
-    gaps = apart(curves)
+    gaps = largest_distance_of_curves(curves)
     assert gaps["relative_share"].tolist() == pytest.approx([0.0])
     assert (gaps["share"].item() > 0.1) == (grown > 1)
     found = {
-        key: intervals.mean([gaps[name].item()] * 3, resolution=0.01, bounds=(0, 1)) for key, name in CURVES.items()
+        key: intervals.mean_over_runs([gaps[name].item()] * 3, resolution=0.01, bounds=(0, 1))
+        for key, name in CURVES.items()
     }
     assert verdict(CLAIMS_7, "curve", found["curve"]) == (HOLDS if grown == 1 else CONTRADICTED)
     assert verdict(CLAIMS_7, "curve_relative", found["curve_relative"]) == HOLDS
@@ -327,10 +356,10 @@ def test_relative_curves_do_not_see_that_pre_activations_grow(grown: float) -> N
 
 def test_columns_of_figure_6() -> None:
     products = pd.DataFrame({"edge": [True, False, True], "inverse_mu": [1.0, 2.0, 3.0]})
-    assert of_panel(products, "all")["inverse_mu"].tolist() == [1, 2, 3]
-    assert of_panel(products, "edge")["inverse_mu"].tolist() == [1, 3]
-    assert of_panel(products, "inner")["inverse_mu"].tolist() == [2]
-    shares = histogram([0.0, 0.1, 0.9, math.inf], [0.0, 1.0, math.inf], bins=2)
+    assert triples_of_panel(products, "all")["inverse_mu"].tolist() == [1, 2, 3]
+    assert triples_of_panel(products, "edge")["inverse_mu"].tolist() == [1, 3]
+    assert triples_of_panel(products, "inner")["inverse_mu"].tolist() == [2]
+    shares = histogram_table([0.0, 0.1, 0.9, math.inf], [0.0, 1.0, math.inf], bins=2)
     assert shares["share"].tolist() == pytest.approx([2 / 3, 1 / 3])
     assert shares["high"].tolist() == [0.5, 1.0]
 
@@ -347,11 +376,11 @@ def test_distributions_and_not_only_their_medians(apart_by: float, width: float,
         which: pd.DataFrame({"seed": np.repeat([0, 1, 2], 4_000), "v": generator.normal(*law, 12_000)})
         for which, law in drawn.items()
     }
-    each = histograms(values, "v", pd.concat(values)["v"])
-    found = in_common(each)
+    each = histograms_by_weights_and_seed(values, "v", pd.concat(values)["v"])
+    found = learned_initial_overlap(each)
     assert verdict(CLAIMS_6, "distribution_all", found) == expected
     assert "two initializations overlap by 0.9" in found.note
-    assert overlap(each["initial", 0], each["initial", 0]) == pytest.approx(1.0)
+    assert histogram_overlap(each["initial", 0], each["initial", 0]) == pytest.approx(1.0)
     if width == 1:  # what two bell curves so far apart have in common
         assert found.value == pytest.approx(math.erfc(apart_by / 2 / math.sqrt(2)), abs=0.05)
 
@@ -368,9 +397,9 @@ def test_layers_that_move_apart_are_named() -> None:
         )
         for which, of_layer in shares.items()
     }
-    assert apart(curves)["share"].tolist() == pytest.approx([0.05, 0.05])
-    assert "0.35 on average over layers and 0.4 in the worst, a " in worst_layer(curves, "share")
-    assert "0 on average" in worst_layer(curves, "relative_share")
+    assert largest_distance_of_curves(curves)["share"].tolist() == pytest.approx([0.05, 0.05])
+    assert "0.35 on average over layers and 0.4 in the worst, a " in layer_with_largest_distance(curves, "share")
+    assert "0 on average" in layer_with_largest_distance(curves, "relative_share")
 
 
 @pytest.mark.parametrize(("ratio", "expected"), [(1.05, HOLDS), (1.6, CONTRADICTED), (3.0, CONTRADICTED)])
@@ -379,7 +408,10 @@ def test_learned_beside_initial(ratio: float, expected: str) -> None:
         {"seed": seed, "weights": which, "v": (1 + 0.01 * seed) * (ratio + 0.001 * seed if which == "learned" else 1)}
         for seed, which in itertools.product(range(3), ("initial", "learned"))
     ]
-    assert judge(CLAIMS_6[0], _learned_over_initial(pd.DataFrame(rows), "v"), "small").verdict == expected
+    assert (
+        finding_of_claim(CLAIMS_6[0], _ratio_of_learned_to_initial(pd.DataFrame(rows), "v"), "small").verdict
+        == expected
+    )
 
 
 def test_the_count_in_the_caption_is_not_met() -> None:

@@ -14,18 +14,25 @@ import torch
 import flatscope as fs
 from flatscope.training.models import build
 from flatscope_papers import find_study, intervals, study
-from flatscope_papers.claims import CONTRADICTED, HOLDS, NOT_JUDGED, judge
-from flatscope_papers.petzka2019.mnist import EVERY_LAYER, PER_NETWORK, kappa_of_table, lead_found
+from flatscope_papers.claims import CONTRADICTED, HOLDS, NOT_JUDGED, finding_of_claim
+from flatscope_papers.petzka2019.mnist import EVERY_LAYER, PER_NETWORK, kappa_of_table, lead_of_network_measures
 from flatscope_papers.petzka2019.regressions import (
     DELTAS,
-    injected,
-    minimum,
-    order_of_rest,
-    remarks,
-    ridge_found,
-    summed,
+    appendix_d_remarks,
+    loss_rise_by_injected_noise,
+    order_of_remainder,
+    ridge_claim_answers,
+    softmax_regression_at_minimum,
+    sum_of_losses,
 )
-from flatscope_papers.petzka2019.table1 import MEASURES, OF_HESSIAN, OF_LAYERS, answers_of, changes, weights_alone
+from flatscope_papers.petzka2019.table1 import (
+    MEASURES,
+    OF_HESSIAN,
+    OF_LAYERS,
+    output_change_without_bias_scaling,
+    relative_changes_by_rewriting,
+    table_1_answers,
+)
 
 NAMES = ["fig1", "fig2", "fig3", "fig4", "fig5", "fig6", "ridge", "feature-robustness", "table1"]
 
@@ -64,7 +71,7 @@ def test_the_stronger_of_two_correlations_is_seen() -> None:
 
 
 def test_the_regression_is_at_its_minimum() -> None:
-    model, x, y = minimum(200, 6, seed=1)
+    model, x, y = softmax_regression_at_minimum(200, 6, seed=1)
     loss = torch.nn.functional.cross_entropy(model(x), y)
     gradient = torch.autograd.grad(loss, model.weight)[0]
     assert float(gradient.norm()) < 1e-12
@@ -72,7 +79,7 @@ def test_the_regression_is_at_its_minimum() -> None:
 
 
 def test_remarks_of_the_appendix() -> None:
-    found = remarks(0)
+    found = appendix_d_remarks(0)
     assert found["separating_norm"] == pytest.approx(1.41423, abs=1e-5)
     assert found["convolution_error"] < 1e-12
 
@@ -88,7 +95,9 @@ def test_the_printed_constant_of_ridge_is_told_from_the_right_one() -> None:
     claims = {claim.key: claim for claim in find_study("petzka2019-ridge").claims}
 
     def verdicts(table: pd.DataFrame) -> list[str]:
-        return [judge(claims[key], found, "small").verdict for key, found in ridge_found(table).items()]
+        return [
+            finding_of_claim(claims[key], found, "small").verdict for key, found in ridge_claim_answers(table).items()
+        ]
 
     assert verdicts(regressions(0.0)) == [HOLDS, CONTRADICTED, HOLDS]
     assert verdicts(regressions(1e-6)) == [CONTRADICTED, CONTRADICTED, CONTRADICTED]
@@ -100,20 +109,20 @@ def test_the_printed_constant_is_that_of_a_summed_loss() -> None:
     x = torch.randn(50, 4, generator=generator, dtype=torch.float64)
     y = torch.randn(50, 1, generator=generator, dtype=torch.float64)
     model = torch.nn.Linear(4, 1, bias=False, dtype=torch.float64)
-    loss = summed(lambda outputs, targets: (outputs - targets).square().sum(1), len(x))
+    loss = sum_of_losses(lambda outputs, targets: (outputs - targets).square().sum(1), len(x))
     [kappa] = fs.measure(fs.Problem(model, train=(x, y), loss=loss), "kappa").layer("kappa").values()
     due = float(model.weight.detach().square().sum() * 2 * torch.linalg.eigvalsh(x.T @ x)[-1])
     assert kappa == pytest.approx(due, rel=1e-9)
 
 
 def test_noise_of_the_right_law_raises_the_loss_as_much_as_random_matrices() -> None:
-    model, x, y = minimum(100, 4, seed=0)
-    found = injected(model, x, y, delta=0.1, draws=400, seed=0)
+    model, x, y = softmax_regression_at_minimum(100, 4, seed=0)
+    found = loss_rise_by_injected_noise(model, x, y, delta=0.1, draws=400, seed=0)
     assert found["matrix_rise"] == pytest.approx(found["noise_rise"], rel=0.1)
     assert found["norm_ratio"] <= 1 + 1e-12
     assert found["norm_ratio"] > 0.3
     # The rise is of second order: twice the noise raises the loss about four times as much.
-    twice = injected(model, x, y, delta=0.2, draws=400, seed=0)
+    twice = loss_rise_by_injected_noise(model, x, y, delta=0.2, draws=400, seed=0)
     assert twice["noise_rise"] == pytest.approx(4 * found["noise_rise"], rel=0.1)
 
 
@@ -128,7 +137,7 @@ def rises(rest: float, order: float) -> pd.DataFrame:
 
 
 def test_the_order_of_what_is_left_is_seen() -> None:
-    lower, third, higher = (order_of_rest(rises(0.02, order)).to_numpy() for order in (2.5, 3, 4))
+    lower, third, higher = (order_of_remainder(rises(0.02, order)).to_numpy() for order in (2.5, 3, 4))
     assert third == pytest.approx(3.0, abs=1e-6)
     # Other orders are drawn towards three by the change since the smallest δ, and stay on their side of it.
     assert (lower < 2.75).all()
@@ -150,7 +159,7 @@ def mnist_networks(of_layers: Any, n: int = 60) -> pd.DataFrame:
 def test_a_measure_without_the_output_matrix_is_given_beside_it() -> None:
     points = mnist_networks([0.5, 1.0, 1.0, 1.0])
     points[list(PER_NETWORK)] = np.random.default_rng(1).normal(size=(len(points), 4))  # all of the output matrix
-    for name, answer in lead_found(points).items():
+    for name, answer in lead_of_network_measures(points).items():
         family = {"rho_max": "rho", "rho_sum": "rho_layer_sum"}.get(name, "kappa_trace")
         layers = points[[f"{family}/fc{number}" for number in range(1, 5)]]
         hidden = layers.max(axis=1) if name.endswith("max") else layers.sum(axis=1)
@@ -161,7 +170,7 @@ def test_a_measure_that_is_one_layer_can_only_tie() -> None:
     points = mnist_networks([0.5, 1.0, 1.0, 1.0])
     for name in PER_NETWORK:
         points[name] = points["kappa_trace/fc1"]
-    found = lead_found(points)
+    found = lead_of_network_measures(points)
     assert found["kappa_trace_max"].value <= 0
     assert "can only tie" in found["kappa_trace_max"].note
     assert "can only tie" not in found["rho_max"].note
@@ -172,7 +181,7 @@ def test_a_measure_that_is_one_layer_can_only_tie() -> None:
 def test_networks_that_were_all_dropped_are_no_tie(left: int) -> None:
     points = mnist_networks([1.0, 1.0, 1.0, 1.0])
     points[list(PER_NETWORK)] = 1.0
-    for answer in lead_found(points.iloc[:left]).values():
+    for answer in lead_of_network_measures(points.iloc[:left]).values():
         assert math.isnan(answer.value)
         assert "tie" not in answer.note
 
@@ -183,7 +192,9 @@ def test_a_measure_of_the_network_that_leads_is_seen(noise: float, due: str) -> 
     for name in PER_NETWORK:
         points[name] = points["gap"] + noise * np.random.default_rng(9).normal(size=len(points))
     claims = {claim.key: claim for claim in find_study("petzka2019-fig6").claims}
-    assert {judge(claims[key], found, "small").verdict for key, found in lead_found(points).items()} == {due}
+    assert {
+        finding_of_claim(claims[key], found, "small").verdict for key, found in lead_of_network_measures(points).items()
+    } == {due}
 
 
 @pytest.mark.parametrize(("noises", "due"), [([0.1, 0.1, 0.1, 9.0], HOLDS), ([0.1] * 4, CONTRADICTED)])
@@ -192,7 +203,7 @@ def test_a_spread_over_layers_can_fail(noises: list[float], due: str) -> None:
     columns = [f"rho/fc{number}" for number in range(1, 5)]
     found = intervals.spread_of_correlations(points, columns, "gap")
     (claim,) = (claim for claim in find_study("petzka2019-fig5").claims if claim.key == "spread")
-    assert judge(claim, found, "small").verdict == due
+    assert finding_of_claim(claim, found, "small").verdict == due
 
 
 def unconverged(seed: int = 0) -> pd.DataFrame:
@@ -253,14 +264,14 @@ def rewritten(moves: dict[tuple[str, str], float]) -> pd.DataFrame:
 )
 def test_a_measure_that_moves_against_table_1_is_seen(moves: dict[tuple[str, str], float], failing: set[str]) -> None:
     claims = {claim.key: claim for claim in find_study("petzka2019-table1").claims}
-    seen = answers_of(rewritten(moves), [0.0] * 4)
-    verdicts = {key: judge(claims[key], answer, "small").verdict for key, answer in seen.items()}
+    seen = table_1_answers(rewritten(moves), [0.0] * 4)
+    verdicts = {key: finding_of_claim(claims[key], answer, "small").verdict for key, answer in seen.items()}
     assert {key for key, verdict in verdicts.items() if verdict == CONTRADICTED} == failing
 
 
 def test_the_change_of_a_layer_is_against_its_largest_value() -> None:
     units = pd.DataFrame({"measure": "rho_unit", "layer": ["a", "a", "b"], "unit": [0, 1, 0], "value": [0.0, 2.0, 8.0]})
-    (one,) = changes(units, units.assign(value=[0.5, 2.0, 9.0]))
+    (one,) = relative_changes_by_rewriting(units, units.assign(value=[0.5, 2.0, 9.0]))
     assert one == {"measure": "rho_unit", "change": 0.25}
 
 
@@ -272,5 +283,5 @@ def test_no_two_networks_of_table_1_share_their_factors() -> None:
 
 def test_biases_left_alone_change_the_function() -> None:
     x = torch.randn(20, 4, generator=torch.Generator().manual_seed(0))
-    assert weights_alone(build("mlp", widths=(4, 6, 3)), x) > 0.01
-    assert weights_alone(build("mlp", widths=(4, 6, 3), bias=False), x) < 1e-6
+    assert output_change_without_bias_scaling(build("mlp", widths=(4, 6, 3)), x) > 0.01
+    assert output_change_without_bias_scaling(build("mlp", widths=(4, 6, 3), bias=False), x) < 1e-6

@@ -9,11 +9,18 @@ import pandas as pd
 import pytest
 
 from flatscope_papers import find_study
-from flatscope_papers.claims import CONTRADICTED, HOLDS, judge
-from flatscope_papers.petzka2019.correlations import stronger
-from flatscope_papers.petzka2019.lenet import RULES, stages
-from flatscope_papers.petzka2019.reparameterized import moved, rewritten_found
-from flatscope_papers.petzka2019.stop_rules import Rule, answer_at, correlations, holding, rules, turn
+from flatscope_papers.claims import CONTRADICTED, HOLDS, finding_of_claim
+from flatscope_papers.petzka2019.correlations import excess_correlation_of_kappa_trace
+from flatscope_papers.petzka2019.lenet import RULES, lenet_stages
+from flatscope_papers.petzka2019.reparameterized import change_by_reparameterization, trace_and_eigenvalue_answers
+from flatscope_papers.petzka2019.stop_rules import (
+    Rule,
+    correlation_answer_at_rule,
+    correlation_holding_setting_fixed,
+    correlations_by_stop_rule,
+    sign_change_epochs_in_words,
+    stop_rules,
+)
 
 FIRST = {claim.key: claim for claim in find_study("petzka2019-fig1").claims}
 SECOND = {claim.key: claim for claim in find_study("petzka2019-fig2").claims}
@@ -48,26 +55,28 @@ def test_each_network_is_taken_where_the_rule_stops_it() -> None:
 
 
 def test_correlations_are_a_function_of_the_rule() -> None:
-    along = correlations(networks(3.0, 3.0), ["kappa_trace/fc3"], rules(networks(3.0, 3.0), RULES))
+    along = correlations_by_stop_rule(networks(3.0, 3.0), ["kappa_trace/fc3"], stop_rules(networks(3.0, 3.0), RULES))
     found = along[along["target"] == "gap"].set_index("rule")["pearson"]
     assert found["epoch 10"] == pytest.approx(-found["loss 0.1"])
     assert found["loss 0.1"] == found["epoch 20"] > 0.9
     assert "loss 0.01" not in found.index  # nobody came there
-    assert "the sign turns by epoch 20" in turn(along[along["rule"] != "epoch 30"], "kappa_trace/fc3")
+    assert "the sign turns by epoch 20" in sign_change_epochs_in_words(
+        along[along["rule"] != "epoch 30"], "kappa_trace/fc3"
+    )
 
 
 @pytest.mark.parametrize(("slope", "verdict"), [(2.0, HOLDS), (0.7, CONTRADICTED), (-2.0, CONTRADICTED)])
 def test_a_planted_correlation_gets_its_verdict(slope: float, verdict: str) -> None:
-    found = answer_at(networks(slope, 1.0, n=400), LOSS, 400, "kappa_trace/fc3")
-    assert judge(FIRST["trace"], found, "paper").verdict == verdict
+    found = correlation_answer_at_rule(networks(slope, 1.0, n=400), LOSS, 400, "kappa_trace/fc3")
+    assert finding_of_claim(FIRST["trace"], found, "paper").verdict == verdict
 
 
 def test_a_rule_that_too_few_come_to_is_not_judged() -> None:
     looks = networks(2.0, 1.0)
     late = looks[(looks["network"] >= 30) | (looks["epoch"] == 10)]
-    assert math.isnan(answer_at(late, LOSS, 200, "kappa_trace/fc3").value)
-    assert math.isfinite(answer_at(late, LOSS, 185, "kappa_trace/fc3").value)
-    assert math.isnan(stronger(late, LOSS, 200).value)
+    assert math.isnan(correlation_answer_at_rule(late, LOSS, 200, "kappa_trace/fc3").value)
+    assert math.isfinite(correlation_answer_at_rule(late, LOSS, 185, "kappa_trace/fc3").value)
+    assert math.isnan(excess_correlation_of_kappa_trace(late, LOSS, 200).value)
 
 
 @pytest.mark.parametrize(
@@ -82,7 +91,12 @@ def test_a_rule_that_too_few_come_to_is_not_judged() -> None:
     ],
 )
 def test_the_stronger_correlation_is_one_in_the_papers_direction(of_trace: float, of_top: float, due: str) -> None:
-    assert judge(FIRST["stronger"], stronger(networks(of_trace, of_top), LOSS, 200), "paper").verdict == due
+    assert (
+        finding_of_claim(
+            FIRST["stronger"], excess_correlation_of_kappa_trace(networks(of_trace, of_top), LOSS, 200), "paper"
+        ).verdict
+        == due
+    )
 
 
 def test_what_the_training_loss_and_the_batches_make_of_a_correlation_is_seen() -> None:
@@ -93,30 +107,33 @@ def test_what_the_training_loss_and_the_batches_make_of_a_correlation_is_seen() 
     points["by_loss"] = -points["train_loss"] + noise[1]
     points["by_batch"] = points["batch"] + noise[2]
     assert points["by_batch"].corr(points["gap"]) > 0.99
-    assert abs(holding(points, "by_batch", "batch")) < 0.3
-    assert holding(points, "by_loss", "batch") > 0.99
-    assert abs(holding(points, "by_loss", "train_loss")) < 0.3
+    assert abs(correlation_holding_setting_fixed(points, "by_batch", "batch")) < 0.3
+    assert correlation_holding_setting_fixed(points, "by_loss", "batch") > 0.99
+    assert abs(correlation_holding_setting_fixed(points, "by_loss", "train_loss")) < 0.3
 
 
 def test_measures_that_only_the_hessian_makes_are_seen_to_fail() -> None:
     points = LOSS.stops(networks(9.0, 9.0))  # of which factors from 5 to 25 leave nothing
-    verdicts = {key: judge(SECOND[key], answer, "paper").verdict for key, answer in rewritten_found(points).items()}
+    verdicts = {
+        key: finding_of_claim(SECOND[key], answer, "paper").verdict
+        for key, answer in trace_and_eigenvalue_answers(points).items()
+    }
     assert set(verdicts) | {"invariant", "hessian_trace_last", "hessian_eigenvalue_last"} == set(SECOND)
     assert set(verdicts.values()) == {HOLDS}
-    same = rewritten_found(points.assign(factor=4))  # a power of two: nothing is rounded
-    still = {key: judge(SECOND[key], answer, "paper").verdict for key, answer in same.items()}
+    same = trace_and_eigenvalue_answers(points.assign(factor=4))  # a power of two: nothing is rounded
+    still = {key: finding_of_claim(SECOND[key], answer, "paper").verdict for key, answer in same.items()}
     assert set(still.values()) == {CONTRADICTED}
 
 
 def test_a_measure_that_moves_is_seen() -> None:
     looks = pd.DataFrame({"network": [0, 0, 1, 1], "moved": [1e-12, 1e-12, 1e-12, 1e-12]})
-    assert judge(SECOND["invariant"], moved(looks), "paper").verdict == HOLDS
+    assert finding_of_claim(SECOND["invariant"], change_by_reparameterization(looks), "paper").verdict == HOLDS
     one = looks.assign(moved=[1e-12, 1e-12, 0.01, 0.01])
-    assert judge(SECOND["invariant"], moved(one), "paper").verdict == CONTRADICTED
+    assert finding_of_claim(SECOND["invariant"], change_by_reparameterization(one), "paper").verdict == CONTRADICTED
 
 
 def test_the_paper_scale_is_the_papers_grid() -> None:
-    unit, *variants = stages("paper")[0].units
+    unit, *variants = lenet_stages("paper")[0].units
     assert [one["variant"] for one, *_ in variants] == ["rounded", "script", "momentum", "constant_ratio"]
     assert {len(others) for others in variants} == {144}
     assert {config["follow"]["losses"][4] for config in unit} == {0.1}

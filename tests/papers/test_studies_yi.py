@@ -18,13 +18,40 @@ from flatscope.generalization_bounds.psi import pac_bayes_gap
 from flatscope.symmetries.basis_paths import BasisPaths
 from flatscope.training.models import build
 from flatscope_papers import find_study, studies, study
-from flatscope_papers.claims import CONTRADICTED, EXPERIMENT, HOLDS, INCONCLUSIVE, NOT_JUDGED, UNTESTABLE, Answer, judge
-from flatscope_papers.yi2019.balance import EPSILON, balance_found
-from flatscope_papers.yi2019.digit_networks import descend
-from flatscope_papers.yi2019.invariance import ALPHAS, OF_PATHS, OF_WEIGHTS, changes, judged, slope, zeroed_loss
-from flatscope_papers.yi2019.path_counts import answers_of, figure_1_error, with_at_most_one
-from flatscope_papers.yi2019.path_space_bound import DELTA, SIGMAS, divergence, pac_found
-from flatscope_papers.yi2019.surfaces_by_batch import compared, median_rise, related, stages, surfaces_of_table
+from flatscope_papers.claims import (
+    CONTRADICTED,
+    EXPERIMENT,
+    HOLDS,
+    INCONCLUSIVE,
+    NOT_JUDGED,
+    UNTESTABLE,
+    Answer,
+    finding_of_claim,
+)
+from flatscope_papers.yi2019.balance import EPSILON, balance_claim_answers
+from flatscope_papers.yi2019.digit_networks import descend_above_floor
+from flatscope_papers.yi2019.invariance import (
+    ALPHAS,
+    OF_PATHS,
+    OF_WEIGHTS,
+    invariance_claim_answers,
+    loss_with_layer_zeroed,
+    relative_changes_by_way_of_writing,
+    slope_of_trace_against_alpha,
+)
+from flatscope_papers.yi2019.path_counts import (
+    figure_1_error,
+    path_count_answers,
+    paths_with_at_most_one_skeleton_weight,
+)
+from flatscope_papers.yi2019.path_space_bound import DELTA, SIGMAS, pac_bayes_claim_answers, path_space_divergence
+from flatscope_papers.yi2019.surfaces_by_batch import (
+    batch_size_comparisons,
+    median_loss_rise,
+    rank_correlation_of_rise_and_error,
+    surface_stages,
+    surfaces_of_table,
+)
 
 NAMES = ["fig3", "invariance", "balance", "pac-bayes", "simulated-bound", "basis-paths", "radius"]
 
@@ -56,11 +83,11 @@ def test_every_statement_can_be_read_alone(name: str) -> None:
 
 def verdict(name: str, key: str, answer: Answer) -> str:
     claim = next(claim for claim in find_study(f"yi2019-{name}").claims if claim.key == key)
-    return judge(replace(claim, kind=EXPERIMENT, comment=""), answer, "small").verdict
+    return finding_of_claim(replace(claim, kind=EXPERIMENT, comment=""), answer, "small").verdict
 
 
 def test_the_paper_scale_has_every_variant() -> None:
-    configs = stages("paper")[0].configs
+    configs = surface_stages("paper")[0].configs
     seen = {(c["model"]["options"]["batchnorm"], c["train"]["augmentation"], c["train"]["batch_size"]) for c in configs}
     assert {one[:2] for one in seen} == {(True, "none"), (True, "crop-flip")}
     assert len(configs) == 12
@@ -75,11 +102,11 @@ def grid(loss: list[float], draw: int = 0) -> pd.DataFrame:
 
 def test_the_rise_is_a_median_in_which_poles_are_infinite() -> None:
     rises = [1, 2, 3, 4, 0, 5, 6, 7, 1e9]
-    assert median_rise(grid([1 + rise for rise in rises])) == 4
-    assert median_rise(grid([math.nan] * 4 + [1.0] + [math.nan] * 4)) == math.inf
+    assert median_loss_rise(grid([1 + rise for rise in rises])) == 4
+    assert median_loss_rise(grid([math.nan] * 4 + [1.0] + [math.nan] * 4)) == math.inf
     both = pd.concat([grid([1 + rise for rise in rises]), grid([5 + rise for rise in rises], draw=1)])
-    assert median_rise(both) == 4  # each draw against its own centre
-    assert math.isnan(median_rise(grid([0.0] * 9).iloc[:0]))
+    assert median_loss_rise(both) == 4  # each draw against its own centre
+    assert math.isnan(median_loss_rise(grid([0.0] * 9).iloc[:0]))
 
 
 def batch(rise: float, accuracy: float) -> pd.DataFrame:
@@ -91,7 +118,7 @@ def batch(rise: float, accuracy: float) -> pd.DataFrame:
 
 @pytest.mark.parametrize(("small", "large", "due"), [(1.0, 3.0, HOLDS), (3.0, 1.0, CONTRADICTED)])
 def test_the_flatter_batch_is_seen(small: float, large: float, due: str) -> None:
-    found = compared(batch(small, 90 - small), batch(large, 90 - large))
+    found = batch_size_comparisons(batch(small, 90 - small), batch(large, 90 - large))
     assert verdict("fig3", "flatter", found["flatter"]) == due
     assert verdict("fig3", "generalizes", found["generalizes"]) == due
     opposite = INCONCLUSIVE if due == HOLDS else HOLDS  # the claim: weights fail to show it in some cases
@@ -118,7 +145,7 @@ def test_the_rise_is_related_to_the_error_in_order_of_rank(sign: float, due: str
     rises[-1] = math.inf  # behind poles: the sharpest, not left out
     errors = np.arange(20.0) + np.tile([3.0, -3.0], 10)
     networks = pd.DataFrame({"rise_psi": rises, "test_accuracy": 90 - sign * errors, "nearest_pole": errors})
-    answer = related(networks)
+    answer = rank_correlation_of_rise_and_error(networks)
     assert answer.runs == 20
     assert verdict("fig3", "related", answer) == due
 
@@ -151,9 +178,11 @@ def ways(moves: dict[str, float]) -> pd.DataFrame:
 def test_planted_movements_get_their_verdict(moved: dict[str, float], key: str, due: str) -> None:
     parts = [ways(moved), ways(moved)]
     table = pd.concat([part.assign(network=i) for i, part in enumerate(parts)], ignore_index=True)
-    movements = pd.concat([changes(part).assign(network=i) for i, part in enumerate(parts)], ignore_index=True)
+    movements = pd.concat(
+        [relative_changes_by_way_of_writing(part).assign(network=i) for i, part in enumerate(parts)], ignore_index=True
+    )
     frame = pd.DataFrame({"zeroed_rise": [2.0, 2.0]})
-    found = judged(frame, table, movements, [slope(part) for part in parts])
+    found = invariance_claim_answers(frame, table, movements, [slope_of_trace_against_alpha(part) for part in parts])
     assert verdict("invariance", key, found[key]) == due
     assert found["trace_grows"].value == pytest.approx(-2)
 
@@ -162,7 +191,7 @@ def test_a_network_without_a_layer_knows_nothing() -> None:
     model = build("mlp", widths=(4, 3, 5), bias=False).double()
     x, y = torch.randn(7, 4, dtype=torch.float64), torch.arange(7) % 5
     before = [value.clone() for value in model.parameters()]
-    assert zeroed_loss(model, "fc1", x, y) == pytest.approx(math.log(5))
+    assert loss_with_layer_zeroed(model, "fc1", x, y) == pytest.approx(math.log(5))
     assert all(bool((old == new).all()) for old, new in zip(before, model.parameters(), strict=True))
 
 
@@ -185,7 +214,7 @@ def path_table(slope: float, bound: float, expected: float = 0.1) -> pd.DataFram
 
 
 def test_balance_gets_its_verdict() -> None:
-    with_it, against = balance_found(path_table(1.0, 2.0)), balance_found(path_table(-1.0, 0.5))
+    with_it, against = balance_claim_answers(path_table(1.0, 2.0)), balance_claim_answers(path_table(-1.0, 0.5))
     for key in ("balanced", "balance_set", "balance_error", "psi", "printed_bound"):
         assert verdict("balance", key, with_it[key]) == HOLDS
         assert verdict("balance", key, against[key]) == CONTRADICTED
@@ -202,7 +231,7 @@ def test_a_setting_that_turns_the_pooled_sign_turns_no_verdict() -> None:
     table.loc[high, ["psi_epsilon", "test_error"]] /= 100
     lifted = table[table["shape"] == "floor"]
     assert lifted["balance"].corr(lifted["psi_epsilon"], method="spearman") < -0.3
-    found = balance_found(table)
+    found = balance_claim_answers(table)
     assert verdict("balance", "balance_set", found["balance_set"]) == HOLDS
     assert "pooled over all floors -0." in found["balance_set"].note
     assert "of the medians of each -1.00" in found["balance_set"].note
@@ -211,21 +240,21 @@ def test_a_setting_that_turns_the_pooled_sign_turns_no_verdict() -> None:
 def test_the_order_of_the_path_measures_is_looked_at() -> None:
     table = path_table(1.0, 2.0)
     ordered = table["psi_trace"].notna()
-    found = balance_found(table)
+    found = balance_claim_answers(table)
     assert found["order_trace"].runs == found["order_expected"].runs == int(ordered.sum()) == 60
     assert verdict("balance", "order_trace", found["order_trace"]) == HOLDS
     assert verdict("balance", "order_expected", found["order_expected"]) == HOLDS
-    other_way = balance_found(path_table(1.0, 2.0, expected=1.1))
+    other_way = balance_claim_answers(path_table(1.0, 2.0, expected=1.1))
     assert verdict("balance", "order_expected", other_way["order_expected"]) == CONTRADICTED
     assert "at least 10, 10 in the median" in found["order_expected"].note  # expected is a tenth of the flatness
     assert "cannot fail" not in other_way["order_expected"].note
     # ε² tr(H) / d one per cent above the flatness of every network
     sharp = table.assign(psi_trace=1.01 * table["psi_epsilon"] * table["values"] / EPSILON**2)
-    assert verdict("balance", "order_trace", balance_found(sharp)["order_trace"]) == CONTRADICTED
+    assert verdict("balance", "order_trace", balance_claim_answers(sharp)["order_trace"]) == CONTRADICTED
 
 
 def test_a_margin_that_can_hardly_be_missed_is_told() -> None:
-    far, near = balance_found(path_table(1.0, 1e30)), balance_found(path_table(1.0, 2.0))
+    far, near = balance_claim_answers(path_table(1.0, 1e30)), balance_claim_answers(path_table(1.0, 2.0))
     assert "at least 10^30.0, 10^30.0 in the median; nearly cannot fail" in far["printed_bound"].note
     assert "at least 2, 2 in the median; no ReLU" in near["printed_bound"].note
     assert "the same number" in near["psi"].note
@@ -236,14 +265,14 @@ def test_weights_stay_above_their_floor_and_keep_their_sign() -> None:
     x, y = torch.randn(30, 4, generator=torch.Generator().manual_seed(0)), torch.arange(30) % 3
     before = [value.detach().clone() for value in model.parameters()]
     settings = {"lr": 0.3, "batch_size": 10, "epochs": 40, "seed": 0, "evaluate_every": 5, "stop_loss": 0.0}
-    assert descend(model, x, y, settings, floor=0.05) == 40
+    assert descend_above_floor(model, x, y, settings, floor=0.05) == 40
     for old, new in zip(before, model.parameters(), strict=True):
         assert float(new.detach().abs().min()) >= 0.05
         assert bool(((old < 0) == (new < 0)).all())
     assert any(
         float((old - new.detach()).abs().max()) > 0.3 for old, new in zip(before, model.parameters(), strict=True)
     )
-    assert descend(model, x, y, {**settings, "stop_loss": 10.0}, floor=0.05) == 5  # at the first look
+    assert descend_above_floor(model, x, y, {**settings, "stop_loss": 10.0}, floor=0.05) == 5  # at the first look
 
 
 def test_the_right_hand_side_is_that_of_the_bound() -> None:
@@ -251,7 +280,7 @@ def test_the_right_hand_side_is_that_of_the_bound() -> None:
     model, start = build("mlp", widths=(4, 8, 3), bias=False, seed=1), build("mlp", widths=(4, 8, 3), bias=False)
     initial = {name: value.detach() for name, value in start.named_parameters()}
     problem = fs.Problem(model, train=(x, y), initial=initial)
-    kl = divergence(problem, BasisPaths(model, x, "cyclic"), 1e-3)
+    kl = path_space_divergence(problem, BasisPaths(model, x, "cyclic"), 1e-3)
     options = {"pac_bayes_psi": {"sigma": 1e-3, "draws": 2, "prior_mean": "initial"}}
     whole = fs.bounds(problem, "pac_bayes_psi", options=options, delta=DELTA)["pac_bayes_psi"]
     # With so little noise no sample changes sides, so that the KL term is all there is.
@@ -273,7 +302,7 @@ def test_a_bound_that_does_not_grow_is_seen(power: float, due: str) -> None:
         )
         for i in range(3)
     ]
-    found = pac_found(pd.concat(parts))
+    found = pac_bayes_claim_answers(pd.concat(parts))
     assert verdict("pac-bayes", "vacuous", found["vacuous"]) == due
     assert verdict("pac-bayes", "trade_off", found["trade_off"]) == HOLDS
     assert verdict("pac-bayes", "close", found["close"]) == (CONTRADICTED if power > 0 else HOLDS)
@@ -287,7 +316,7 @@ def test_a_bound_that_does_not_grow_is_seen(power: float, due: str) -> None:
 def test_so_many_networks_are_needed_to_show_a_bound(networks: int, due: str) -> None:
     grids = [(i, sigma) for i in range(networks) for sigma in SIGMAS]
     table = pd.DataFrame(grids, columns=["network", "sigma"])
-    found = pac_found(table.assign(right=1 / table["sigma"], flatness=table["sigma"], left=0.1, gap=0.1))
+    found = pac_bayes_claim_answers(table.assign(right=1 / table["sigma"], flatness=table["sigma"], left=0.1, gap=0.1))
     assert verdict("pac-bayes", "bound", found["bound"]) == due
     assert ("73 would be needed" in found["bound"].note) == (due == UNTESTABLE)
 
@@ -317,11 +346,11 @@ def counts(**other: Any) -> pd.DataFrame:
     ],
 )
 def test_counts_of_paths_get_their_verdict(other: dict[str, Any], key: str, due: str) -> None:
-    assert verdict("basis-paths", key, answers_of(counts(**other))[key]) == due
+    assert verdict("basis-paths", key, path_count_answers(counts(**other))[key]) == due
 
 
 def test_paths_are_told_by_their_skeleton_weights() -> None:
     diagonal, one_off, none = (("a", 0), ("b", 0)), (("a", 0), ("b", 1)), (("a", 1), ("b", 2))  # of 2×2 weights
-    assert with_at_most_one([diagonal, one_off, none], 2, skeleton=True) == [one_off, none]
-    assert with_at_most_one([diagonal, one_off, none], 2, skeleton=False) == [diagonal, one_off]
+    assert paths_with_at_most_one_skeleton_weight([diagonal, one_off, none], 2, skeleton=True) == [one_off, none]
+    assert paths_with_at_most_one_skeleton_weight([diagonal, one_off, none], 2, skeleton=False) == [diagonal, one_off]
     assert figure_1_error(3) < 1e-14

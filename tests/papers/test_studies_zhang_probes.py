@@ -16,23 +16,28 @@ from flatscope.training.models import build
 from flatscope.training.sweeps.work import builder_of, trial_of
 from flatscope.training.trials import build_model, read_trials
 from flatscope_papers import find_study, intervals, study
-from flatscope_papers.claims import CONTRADICTED, EXPERIMENT, HOLDS, NOT_JUDGED, Answer, Claim, judge
+from flatscope_papers.claims import CONTRADICTED, EXPERIMENT, HOLDS, NOT_JUDGED, Answer, Claim, finding_of_claim
 from flatscope_papers.theory.polynomial_operator import BinaryTree
-from flatscope_papers.zhang2017.dynamics import around_average, smallest_step
-from flatscope_papers.zhang2017.figures_11_and_12 import LAMBDAS, harder, plateaus, regions
+from flatscope_papers.zhang2017.dynamics import share_nearest_average_minimum, smallest_rise_between_groups
+from flatscope_papers.zhang2017.figures_11_and_12 import (
+    LAMBDAS,
+    flat_regions_of_triangles,
+    plateau_shares_of_corners,
+    slowdown_by_random_labels,
+)
 from flatscope_papers.zhang2017.figures_18_and_25 import (
     degree_of_composition,
-    exponents,
+    monomial_exponents,
     path_count,
-    paths_through,
-    ridge_spans,
+    paths_lost_by_unit,
+    ridge_function_ranks,
     tree_support,
 )
-from flatscope_papers.zhang2017.fitting import of_fitted, unfitted
+from flatscope_papers.zhang2017.fitting import answer_if_networks_fitted, notes_on_unfitted_networks
 from flatscope_papers.zhang2017.flatness_test import MOVED, OBJECTIVES, PRINTED, SETS, radii_of_table
-from flatscope_papers.zhang2017.minima import LABELS, minima, network
-from flatscope_papers.zhang2017.norms_during_training import STARTS, compared, norms
-from flatscope_papers.zhang2017.perturbed import GAMMAS, robustness_estimates
+from flatscope_papers.zhang2017.minima import LABELS, minimiser_config, minimiser_configs
+from flatscope_papers.zhang2017.norms_during_training import STARTS, label_comparisons, unit_and_weight_norms
+from flatscope_papers.zhang2017.perturbed import GAMMAS, input_noise_answers
 from flatscope_papers.zhang2017.potential_chains import MAPS
 
 NAMES = [
@@ -109,7 +114,7 @@ def claim(name: str, key: str) -> Claim:
 
 
 def verdict(name: str, key: str, answer: Answer) -> str:
-    return judge(replace(claim(name, key), kind=EXPERIMENT, comment=""), answer, "small").verdict
+    return finding_of_claim(replace(claim(name, key), kind=EXPERIMENT, comment=""), answer, "small").verdict
 
 
 # Counts
@@ -122,7 +127,7 @@ def test_paths_of_a_tree_are_counted(depth: int, units: int, paths: int) -> None
 
 @pytest.mark.parametrize(("variables", "degree"), [(1, 5), (2, 3), (4, 2)])
 def test_monomials_are_counted_one_by_one(variables: int, degree: int) -> None:
-    found = list(exponents(variables, degree))
+    found = list(monomial_exponents(variables, degree))
     assert len(found) == len(set(found)) == math.comb(variables + degree, degree)
     assert max(map(sum, found)) == degree
 
@@ -132,7 +137,7 @@ def test_degrees_multiply() -> None:
 
 
 def test_one_direction_less_is_not_enough() -> None:
-    found = ridge_spans(2, 3)
+    found = ridge_function_ranks(2, 3)
     assert found["ridge_with_offset"] == found["expected_with_offset"] == 10
     assert found["ridge_with_offset_one_less"] == 9
     assert found["ridge_without_offset"] == found["expected_without"] == found["dimension_of_degree"] == 4
@@ -140,19 +145,21 @@ def test_one_direction_less_is_not_enough() -> None:
 
 
 def test_the_monomials_of_a_tree() -> None:
-    assert tree_support(2) == set(exponents(2, 2))
+    assert tree_support(2) == set(monomial_exponents(2, 2))
     four = tree_support(4)
     # q(p(x1, x2), p(x3, x4)): up to degree four in one pair alone, up to two in both.
     expected = {
-        m for m in exponents(4, 4) if sum(m[2:]) == 0 or sum(m[:2]) == 0 or (sum(m[:2]) <= 2 and sum(m[2:]) <= 2)
+        m
+        for m in monomial_exponents(4, 4)
+        if sum(m[2:]) == 0 or sum(m[:2]) == 0 or (sum(m[:2]) <= 2 and sum(m[2:]) <= 2)
     }
     assert four == expected
     assert len(four) == 54
 
 
 def test_a_unit_that_is_off_takes_its_paths_with_it() -> None:
-    assert paths_through(8) == [2, 2, 2, 2, 4, 4, 8]
-    assert paths_through(2) == [2]
+    assert paths_lost_by_unit(8) == [2, 2, 2, 2, 4, 4, 8]
+    assert paths_lost_by_unit(2) == [2]
     assert verdict("fig25", "switched", Answer.exact(0)) == CONTRADICTED
     assert verdict("fig25", "locality", Answer.exact(0.9)) == CONTRADICTED
 
@@ -171,8 +178,8 @@ def chains(shares: list[float]) -> list[np.ndarray[tuple[int], np.dtype[np.float
 
 
 def test_shares_that_grow_with_the_dimension_are_told_from_those_that_do_not() -> None:
-    assert verdict("fig7", "grows", smallest_step(chains([0.66, 0.8, 0.89, 0.94]))) == HOLDS
-    assert verdict("fig7", "grows", smallest_step(chains([0.66, 0.8, 0.75, 0.94]))) == CONTRADICTED
+    assert verdict("fig7", "grows", smallest_rise_between_groups(chains([0.66, 0.8, 0.89, 0.94]))) == HOLDS
+    assert verdict("fig7", "grows", smallest_rise_between_groups(chains([0.66, 0.8, 0.75, 0.94]))) == CONTRADICTED
 
 
 def test_the_share_of_the_wide_minimum_gets_its_verdict() -> None:
@@ -183,8 +190,8 @@ def test_the_share_of_the_wide_minimum_gets_its_verdict() -> None:
 
 def test_a_smallest_rise_pays_for_having_been_chosen() -> None:
     groups = chains([0.66, 0.8, 0.89, 0.94])
-    alone = intervals.difference(groups[3], groups[2])
-    chosen = smallest_step(groups)
+    alone = intervals.difference_of_means(groups[3], groups[2])
+    chosen = smallest_rise_between_groups(groups)
     assert chosen.value == alone.value
     assert chosen.low is not None
     assert alone.low is not None
@@ -203,11 +210,11 @@ def density(reach: float) -> pd.DataFrame:
 
 
 def test_time_around_the_average_is_told_from_time_anywhere() -> None:
-    near, anywhere = (around_average(density(reach), 2_000) for reach in (1.1, 2.0))
+    near, anywhere = (share_nearest_average_minimum(density(reach), 2_000) for reach in (1.1, 2.0))
     assert near.low is not None
     assert near.low > 0
     assert abs(anywhere.value) < 1e-9
-    assert around_average(density(1.1), 4).low < 0  # so few samples prove nothing
+    assert share_nearest_average_minimum(density(1.1), 4).low < 0  # so few samples prove nothing
 
 
 # Mixtures of minima
@@ -221,13 +228,13 @@ def simplex(reach: float, steps: int = 12) -> pd.DataFrame:
 
 
 def test_plateaus_measure_the_flat_region_of_each_corner() -> None:
-    assert plateaus(simplex(1.0)) == [1.0, 1.0, 1.0]
-    narrow, wide = plateaus(simplex(0.1)), plateaus(simplex(0.4))
+    assert plateau_shares_of_corners(simplex(1.0)) == [1.0, 1.0, 1.0]
+    narrow, wide = plateau_shares_of_corners(simplex(0.1)), plateau_shares_of_corners(simplex(0.4))
     assert 0 < narrow[0] < wide[0] < 1
     assert narrow == pytest.approx([narrow[0]] * 3)
     lopsided = simplex(0.4)
     lopsided.loc[lopsided["lambda1"] > 0.5, "accuracy"] = 0.1
-    assert plateaus(lopsided)[0] < plateaus(lopsided)[1]
+    assert plateau_shares_of_corners(lopsided)[0] < plateau_shares_of_corners(lopsided)[1]
 
 
 def test_mixtures_between_two_minima_count_for_both_or_for_none() -> None:
@@ -235,24 +242,26 @@ def test_mixtures_between_two_minima_count_for_both_or_for_none() -> None:
     between = (ties[LAMBDAS].to_numpy() == ties[LAMBDAS].max(axis=1).to_numpy()[:, None]).sum(axis=1) > 1
     assert between.sum() == 7  # three edges' middles, the centre, and one more towards each edge
     ties["accuracy"] = np.where(between, 1.0, 0.1)
-    assert plateaus(ties, ties=False) == [0.0, 0.0, 0.0]
-    assert min(plateaus(ties)) > 0
+    assert plateau_shares_of_corners(ties, ties=False) == [0.0, 0.0, 0.0]
+    assert min(plateau_shares_of_corners(ties)) > 0
     ties["accuracy"] = np.where(between, 0.1, 1.0)
-    assert plateaus(ties, ties=False) == [1.0, 1.0, 1.0]
-    assert max(plateaus(ties)) < 1
+    assert plateau_shares_of_corners(ties, ties=False) == [1.0, 1.0, 1.0]
+    assert max(plateau_shares_of_corners(ties)) < 1
 
 
 def test_flat_regions_and_wells_are_told_apart() -> None:
-    assert verdict("fig12", "wells", intervals.mean([0.02, 0.03, 0.05], bounds=(0, 1))) == HOLDS
-    assert verdict("fig12", "wells", intervals.mean([0.6, 0.62, 0.61], bounds=(0, 1))) == CONTRADICTED
+    assert verdict("fig12", "wells", intervals.mean_over_runs([0.02, 0.03, 0.05], bounds=(0, 1))) == HOLDS
+    assert verdict("fig12", "wells", intervals.mean_over_runs([0.6, 0.62, 0.61], bounds=(0, 1))) == CONTRADICTED
 
 
 def test_a_triangle_is_one_run() -> None:
     """Its corners share their mixtures: one triangle has no interval, however alike or unlike its corners are."""
-    found = regions([simplex(0.4), simplex(0.1), simplex(0.2)])
-    assert found.tolist() == [pytest.approx(np.mean(plateaus(simplex(reach)))) for reach in (0.4, 0.1, 0.2)]
-    assert intervals.mean(regions([simplex(0.4)])).low is None
-    assert intervals.mean(found).runs == 3
+    found = flat_regions_of_triangles([simplex(0.4), simplex(0.1), simplex(0.2)])
+    assert found.tolist() == [
+        pytest.approx(np.mean(plateau_shares_of_corners(simplex(reach)))) for reach in (0.4, 0.1, 0.2)
+    ]
+    assert intervals.mean_over_runs(flat_regions_of_triangles([simplex(0.4)])).low is None
+    assert intervals.mean_over_runs(found).runs == 3
     ours = [len(stage.configs) for stage in find_study("zhang2017-fig11").stages("paper")]
     assert ours == [12, 4]  # six networks of each kind of labels, two triangles
 
@@ -268,7 +277,7 @@ def test_labels_that_are_hard_to_fit(mnist: float, expected: str) -> None:
             ("cifar", "random"): 50.0,
         }.items()
     }
-    assert verdict("fig12", "harder", harder(epochs)) == expected
+    assert verdict("fig12", "harder", slowdown_by_random_labels(epochs)) == expected
 
 
 def radii(factor: float) -> pd.DataFrame:
@@ -306,11 +315,14 @@ def test_radii_of_networks_that_do_not_fit_their_labels_are_not_judged() -> None
 
 
 def test_minima_differ_in_their_start_only() -> None:
-    one, other = minima("small", "mnist", "natural")[:2]
+    one, other = minimiser_configs("small", "mnist", "natural")[:2]
     assert one["data"] == other["data"]
     assert one["model"]["seed"] != other["model"]["seed"]
-    assert network("small", "mnist", "random", 0)["labels"] == network("small", "mnist", "random", 1)["labels"]
-    assert len(minima("paper", "cifar", "random", most=3)) == 3
+    assert (
+        minimiser_config("small", "mnist", "random", 0)["labels"]
+        == minimiser_config("small", "mnist", "random", 1)["labels"]
+    )
+    assert len(minimiser_configs("paper", "cifar", "random", most=3)) == 3
 
 
 # Perturbed images and margins
@@ -326,7 +338,7 @@ def perturbed(random: float) -> pd.DataFrame:
 
 @pytest.mark.parametrize(("random", "expected"), [(0.25, HOLDS), (0.8, CONTRADICTED), (0.1, CONTRADICTED)])
 def test_slightly_worse_much_worse_and_better(random: float, expected: str) -> None:
-    found = robustness_estimates(perturbed(random))
+    found = input_noise_answers(perturbed(random))
     assert verdict("fig20", "worse", found["worse"]) == expected
     near = perturbed(random).query("0 < gamma <= 1").groupby("labels")["error"].mean()
     assert found["random-low"].value == pytest.approx(near["random"])
@@ -337,18 +349,18 @@ def test_slightly_worse_much_worse_and_better(random: float, expected: str) -> N
 def test_networks_that_do_not_fit_perfectly_say_nothing_of_those_that_do() -> None:
     errors = perturbed(0.25)
     errors.loc[errors["gamma"] == 0, "error"] = 0.1
-    found = robustness_estimates(errors)["fitted"]
+    found = input_noise_answers(errors)["fitted"]
     assert math.isnan(found.value)
     assert "errors up to 0.1" in found.note
 
 
 def test_kinds_of_networks_that_were_left_unfitted_are_not_judged() -> None:
     kinds = pd.MultiIndex.from_tuples([("mnist", "natural"), ("mnist", "random"), ("mnist", "random")])
-    left = unfitted(pd.DataFrame({"train_error": [0.001, 0.002, 0.03]}, index=kinds))
+    left = notes_on_unfitted_networks(pd.DataFrame({"train_error": [0.001, 0.002, 0.03]}, index=kinds))
     assert list(left) == [("mnist", "random")]
     answer = Answer(1.0, 0.5, 1.5, 6)
-    assert of_fitted(answer, [("mnist", "natural")], left) == answer
-    told = of_fitted(answer, [("mnist", "natural"), ("mnist", "random")], left)
+    assert answer_if_networks_fitted(answer, [("mnist", "natural")], left) == answer
+    told = answer_if_networks_fitted(answer, [("mnist", "natural"), ("mnist", "random")], left)
     assert math.isnan(told.value)
     assert "errors up to 0.030" in told.note
 
@@ -361,10 +373,12 @@ def test_margins_are_compared_in_the_direction_of_the_claim() -> None:
         row = {"labels": labels, "start": start, "seed": seed, "median_margin": margin, "last_l2": 10 - margin}
         rows.append(row)
     networks = pd.DataFrame(rows)
-    as_printed = compared(networks, "margin", "median_margin", "-") | compared(networks, "norm", "last_l2", "+")
+    as_printed = label_comparisons(networks, "margin", "median_margin", "-") | label_comparisons(
+        networks, "norm", "last_l2", "+"
+    )
     assert {verdict("fig17", key, value) for key, value in as_printed.items()} == {HOLDS}
     networks["median_margin"] *= -1
-    turned = compared(networks, "margin", "median_margin", "-")
+    turned = label_comparisons(networks, "margin", "median_margin", "-")
     assert {verdict("fig17", key, value) for key, value in turned.items()} == {CONTRADICTED}
 
 
@@ -374,7 +388,7 @@ def test_networks_of_one_seed_are_compared_with_each_other(shift: float, expecte
     for seed, labels, start in itertools.product((2, 0, 1), LABELS, STARTS):  # in no order
         norm = 10.0 * start + 5.0 * seed + (shift + 0.001 * seed) * (labels == "random") + 0.01 * start * seed**2
         rows.append({"labels": labels, "start": start, "seed": seed, "last_l2": norm})
-    found = compared(pd.DataFrame(rows).sample(frac=1, random_state=0), "norm", "last_l2", "+")
+    found = label_comparisons(pd.DataFrame(rows).sample(frac=1, random_state=0), "norm", "last_l2", "+")
     # Seeds differ by fifty times as much as labels do: unpaired, neither would be seen.
     assert verdict("fig17", "norm-labels-x1", found["norm-labels-x1"]) == expected
     assert found["norm-labels-x1"].runs == 3
@@ -392,6 +406,6 @@ def test_norms_of_a_network() -> None:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.fill_(-1.0)
-    found = norms(model.state_dict())
+    found = unit_and_weight_norms(model.state_dict())
     assert found["fan_in_fc1"] == found["fan_in_fc2"] == found["fan_in"] == 2.0
     assert found["l2"] == pytest.approx(3.0)  # nine parameters of size one

@@ -25,30 +25,33 @@ from flatscope_papers.claims import (
     UNTESTABLE,
     Answer,
     Claim,
-    judge,
+    finding_of_claim,
 )
 from flatscope_papers.theory.polynomial import PolynomialActivation
 from flatscope_papers.zhang2017 import added_noise, architectures
 from flatscope_papers.zhang2017.all_conv_networks import (
     SIZES,
     ClippedPolynomial,
-    config,
-    parameters,
+    all_conv_config,
+    parameter_count_of_all_conv,
     polynomial_all_conv,
-    training,
+    training_settings,
 )
 from flatscope_papers.zhang2017.errors_by_size import (
-    curve_found,
-    natural_found,
-    random_found,
+    error_curve_answers,
+    natural_label_answers,
+    random_label_answers,
 )
 from flatscope_papers.zhang2017.errors_by_width import (
     EPOCHS_15,
-    at_epoch,
-    gap_found,
-    width_found,
+    errors_by_width_answers,
+    generalization_gap_answers,
+    networks_at_epoch,
 )
-from flatscope_papers.zhang2017.polynomial_networks import overhead, similar_found
+from flatscope_papers.zhang2017.polynomial_networks import (
+    operation_overhead_of_polynomials,
+    polynomial_similarity_answers,
+)
 
 NAMES = ["fig1", "fig2", "fig3", "fig4", "fig6", "fig13", "fig14", "fig15", "fig21", "fig22", "fig23", "fig24"]
 W, SEEDS = 1_000, 3
@@ -78,18 +81,18 @@ def test_smoke_of_the_table(store: Path) -> None:
 
 
 def test_the_paper_scale_is_the_papers_network() -> None:
-    assert parameters("paper", SIZES["paper"]["base"]) == 9_370
+    assert parameter_count_of_all_conv("paper", SIZES["paper"]["base"]) == 9_370
     assert 9_370 in SIZES["paper"]["train_sizes"]
-    wide = [c for c in SIZES["paper"]["channels"] if parameters("paper", c) >= 50_000]
+    wide = [c for c in SIZES["paper"]["channels"] if parameter_count_of_all_conv("paper", c) >= 50_000]
     assert min(wide) == 38
 
 
 @pytest.mark.parametrize("scale", ["smoke", "small", "paper"])
 def test_parameters_and_samples_cross_at_every_scale(scale: str) -> None:
     size = SIZES[scale]
-    width = parameters(scale, size["base"])
+    width = parameter_count_of_all_conv(scale, size["base"])
     assert min(size["train_sizes"]) < width < max(size["train_sizes"])
-    widths = [parameters(scale, c) for c in size["channels"]]
+    widths = [parameter_count_of_all_conv(scale, c) for c in size["channels"]]
     assert min(widths) < size["fixed_size"] <= max(widths)
 
 
@@ -108,7 +111,7 @@ def study_configs(name: str, scale: str = "small") -> list[Any]:
 
 @pytest.mark.parametrize(("n", "epochs"), [(500, 100), (5_000, 10)])
 def test_steps_are_the_same_whatever_the_size(n: int, epochs: int) -> None:
-    settings = training({"lr": 0.1, "batch_size": 50, "steps": 1_000, "looks": 20}, n)
+    settings = training_settings({"lr": 0.1, "batch_size": 50, "steps": 1_000, "looks": 20}, n)
     assert settings["epochs"] == epochs
     assert settings["lr_decay"] ** settings["epochs"] == pytest.approx(0.1)
     assert settings["evaluate_every"] == max(1, epochs // 20)
@@ -133,7 +136,7 @@ def test_small_training_sets_of_the_paper_scale_get_as_many_steps_as_large_ones(
 
 
 def test_random_labels_have_the_seed_of_their_network() -> None:
-    assert config("small", 3, 100, 7, random=True)["labels"] == {"random": 1.0, "seed": 7}
+    assert all_conv_config("small", 3, 100, 7, random=True)["labels"] == {"random": 1.0, "seed": 7}
 
 
 def test_the_polynomial_is_that_of_the_library_and_stacks() -> None:
@@ -168,29 +171,29 @@ def claims_of(name: str) -> tuple[Claim, ...]:
 def verdicts(claims: tuple[Claim, ...], found: dict[str, Answer]) -> dict[str, str]:
     assert {claim.key for claim in claims} == set(found)
     judged = [replace(claim, kind=EXPERIMENT, comment="") for claim in claims]  # remarks too
-    return {claim.key: judge(claim, found[claim.key], "small").verdict for claim in judged}
+    return {claim.key: finding_of_claim(claim, found[claim.key], "small").verdict for claim in judged}
 
 
 def test_natural_labels() -> None:
     claims = claims_of("fig1")
-    assert set(verdicts(claims, natural_found(by_size(0.0, 0.48, 0.5))).values()) == {HOLDS}
-    other = verdicts(claims, natural_found(by_size(0.3, 0.1, 0.95)))
+    assert set(verdicts(claims, natural_label_answers(by_size(0.0, 0.48, 0.5))).values()) == {HOLDS}
+    other = verdicts(claims, natural_label_answers(by_size(0.3, 0.1, 0.95)))
     assert other["good_test_error"] == other["gap_closes"] == CONTRADICTED
     assert other["fitted"] == UNTESTABLE  # what was not trained until it fits shows its budget
-    assert verdicts(claims, natural_found(by_size(0.02, 0.4, 0.5)))["fitted"] == UNTESTABLE
-    assert verdicts(claims, natural_found(by_size(0.0, 0.48, 0.5)))["generalizes"] == HOLDS
-    assert verdicts(claims, natural_found(by_size(0.0, 0.4, 0.5)))["generalizes"] == CONTRADICTED
+    assert verdicts(claims, natural_label_answers(by_size(0.02, 0.4, 0.5)))["fitted"] == UNTESTABLE
+    assert verdicts(claims, natural_label_answers(by_size(0.0, 0.48, 0.5)))["generalizes"] == HOLDS
+    assert verdicts(claims, natural_label_answers(by_size(0.0, 0.4, 0.5)))["generalizes"] == CONTRADICTED
     assert other["generalizes"] == CONTRADICTED
-    little = natural_found(by_size(0.0, 0.48, 0.89))["good_test_error"]
-    assert verdicts(claims, natural_found(by_size(0.0, 0.48, 0.89)))["good_test_error"] == HOLDS
+    little = natural_label_answers(by_size(0.0, 0.48, 0.89))["good_test_error"]
+    assert verdicts(claims, natural_label_answers(by_size(0.0, 0.48, 0.89)))["good_test_error"] == HOLDS
     assert "test error of 0.89" in little.note  # reproduced, but the reader sees how good it is
     assert "which is little" in next(claim for claim in claims if claim.key == "good_test_error").statement
 
 
 def test_random_labels() -> None:
     claims = claims_of("fig2")
-    assert set(verdicts(claims, random_found(by_size(0.0, 0.88, 0.9))).values()) == {HOLDS}
-    other = verdicts(claims, random_found(by_size(0.2, 0.1, 0.5)))
+    assert set(verdicts(claims, random_label_answers(by_size(0.0, 0.88, 0.9))).values()) == {HOLDS}
+    other = verdicts(claims, random_label_answers(by_size(0.2, 0.1, 0.5)))
     assert other.pop("fitted") == UNTESTABLE
     assert set(other.values()) == {CONTRADICTED}
 
@@ -199,9 +202,9 @@ def test_small_training_sets() -> None:
     points = by_size(0.0, 0.4, 0.5)
     points.loc[points["n"] < W, "test_error"] += 0.2
     points["gap"] = points["test_error"] - points["train_error"]
-    assert set(verdicts(claims_of("fig13"), curve_found(points)).values()) == {HOLDS}
+    assert set(verdicts(claims_of("fig13"), error_curve_answers(points)).values()) == {HOLDS}
     points["n"] = 10_000 - points["n"]
-    assert verdicts(claims_of("fig13"), curve_found(points))["more_data"] == CONTRADICTED
+    assert verdicts(claims_of("fig13"), error_curve_answers(points))["more_data"] == CONTRADICTED
 
 
 def by_width(test_beyond: float, train_beyond: float = 0.0) -> pd.DataFrame:
@@ -216,13 +219,13 @@ def by_width(test_beyond: float, train_beyond: float = 0.0) -> pd.DataFrame:
 
 def test_more_parameters() -> None:
     claims = claims_of("fig3")
-    found = verdicts(claims, width_found(by_width(0.51)))
+    found = verdicts(claims, errors_by_width_answers(by_width(0.51)))
     assert found.pop("best_at_boundary") == INCONCLUSIVE  # widths a power of ten apart do not tell half of one
     assert set(found.values()) == {HOLDS}
-    other = verdicts(claims, width_found(by_width(0.6, train_beyond=0.2)))
+    other = verdicts(claims, errors_by_width_answers(by_width(0.6, train_beyond=0.2)))
     assert other["zero_error"] == UNTESTABLE
     assert other["no_overfitting"] == CONTRADICTED
-    better = verdicts(claims, width_found(by_width(0.3)))
+    better = verdicts(claims, errors_by_width_answers(by_width(0.3)))
     assert better["no_overfitting"] == HOLDS
     assert better["best_at_boundary"] == INCONCLUSIVE
 
@@ -233,12 +236,12 @@ def test_the_gap_against_parameters() -> None:
     few["test_error"] += 0.2
     few["gap"] += 0.2
     points = pd.concat([few, many], ignore_index=True)
-    found = verdicts(claims_of("fig15"), gap_found(points))
+    found = verdicts(claims_of("fig15"), generalization_gap_answers(points))
     assert found["more_data"] == HOLDS
     assert found["anywhere"] == CONTRADICTED  # zero training error only where W ≥ N: the gap grows on the way
-    worse = verdicts(claims_of("fig15"), gap_found(by_width(0.9)))
+    worse = verdicts(claims_of("fig15"), generalization_gap_answers(by_width(0.9)))
     assert worse["beyond_samples"] == worse["expected_error"] == CONTRADICTED
-    better = verdicts(claims_of("fig15"), gap_found(by_width(0.3)))
+    better = verdicts(claims_of("fig15"), generalization_gap_answers(by_width(0.3)))
     assert better["expected_error"] == HOLDS
 
 
@@ -256,8 +259,8 @@ def test_networks_are_read_at_their_epoch() -> None:
             "gap": 0.1,
         }
     )
-    assert at_epoch(curves, 30).set_index("n")["train_error"].to_dict() == {5: 0.2, 7: 0.0}
-    assert at_epoch(curves, None).set_index("n")["train_error"].to_dict() == {5: 0.1, 7: 0.0}
+    assert networks_at_epoch(curves, 30).set_index("n")["train_error"].to_dict() == {5: 0.2, 7: 0.0}
+    assert networks_at_epoch(curves, None).set_index("n")["train_error"].to_dict() == {5: 0.1, 7: 0.0}
 
 
 @pytest.mark.parametrize(
@@ -272,7 +275,7 @@ def test_noise(shift: float, better: str, same: str) -> None:
         error += apart(seed, epoch, kind == "SGDL", 1)
         train = 0.1 + apart(seed, epoch, kind == "SGDL")
         rows.append({"kind": kind, "seed": seed, "epoch": epoch, "train_error": train, "test_error": error})
-    found = verdicts(claims_of("fig6"), added_noise.answers_of(pd.DataFrame(rows)))
+    found = verdicts(claims_of("fig6"), added_noise.added_noise_answers(pd.DataFrame(rows)))
     assert found == {"same_training": HOLDS, "same_validation": same, "better_validation": better}
 
 
@@ -288,7 +291,7 @@ def test_similar_networks(shift: float, verdict: str) -> None:
         }
         for kind, s, e in itertools.product((False, True), range(SEEDS), (1, 2))
     ]
-    found = similar_found(pd.DataFrame(rows))
+    found = polynomial_similarity_answers(pd.DataFrame(rows))
     assert verdicts(claims_of("fig21"), found)["testing"] == verdict
     assert found["degree"].value == 10_000  # 10^4: the printed 40 is wrong
     assert verdicts(claims_of("fig21"), found)["degree"] == CONTRADICTED
@@ -297,8 +300,12 @@ def test_similar_networks(shift: float, verdict: str) -> None:
 def test_operations_of_polynomials() -> None:
     # One channel on 8×8: convolutions of 16, 4 and 1 outputs (27, 9 and 9 weights), 1 (1 weight), then 10 of 1 weight.
     convolutions = 2 * (16 * 27 + 4 * 9 + 1 * 9 + 1 * 1 + 10 * 1)
-    assert overhead(channels=1, side=8) == pytest.approx(22 * 19 / (convolutions + 22))
-    assert overhead(channels=64) < overhead() < overhead(channels=4)  # more weights per unit, less in activations
+    assert operation_overhead_of_polynomials(channels=1, side=8) == pytest.approx(22 * 19 / (convolutions + 22))
+    assert (
+        operation_overhead_of_polynomials(channels=64)
+        < operation_overhead_of_polynomials()
+        < operation_overhead_of_polynomials(channels=4)
+    )  # more weights per unit, less in activations
 
 
 def test_the_table_of_architectures() -> None:
@@ -309,14 +316,14 @@ def test_the_table_of_architectures() -> None:
         pd.DataFrame({"network": name, "seed": range(3), "train_accuracy": 100.0, "test_accuracy": value + jitter})
         for name, value in accuracies.items()
     )
-    built = architectures.counts()
-    full = verdicts(claims, architectures.answers_of(points, built, full=True))
+    built = architectures.parameter_counts()
+    full = verdicts(claims, architectures.architecture_answers(points, built, full=True))
     assert {full[f"parameters/{name}"] for name in built} == {HOLDS}
     assert full["better/small_alexnet"] == HOLDS
     assert full["better/small_inception"] == CONTRADICTED
     assert full["better/wide_resnet"] == full["test/wide_resnet"] == UNTESTABLE
     assert full["test/small_alexnet"] == HOLDS
     assert full["test/small_inception"] == CONTRADICTED
-    few = architectures.answers_of(points, built, full=False)
+    few = architectures.architecture_answers(points, built, full=False)
     assert math.isnan(few["test/small_alexnet"].value)
     assert "50.0" in few["test/mlp_1x512"].note

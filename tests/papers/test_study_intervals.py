@@ -13,8 +13,8 @@ from scipy.stats import ttest_ind
 from flatscope.errors import InputError
 from flatscope.stats.correlation import correlate
 from flatscope_papers import intervals
-from flatscope_papers.claims import CONTRADICTED, HOLDS, INCONCLUSIVE, UNTESTABLE, Answer, Claim, judge
-from flatscope_papers.correlation_intervals import pearson_ends
+from flatscope_papers.claims import CONTRADICTED, HOLDS, INCONCLUSIVE, UNTESTABLE, Answer, Claim, finding_of_claim
+from flatscope_papers.correlation_intervals import pearson_interval
 from flatscope_papers.study_result import answer_text
 
 SAMPLES = 240
@@ -91,13 +91,13 @@ def test_the_lead_of_a_correlation_is_covered(correlations: list[float]) -> None
 @pytest.mark.parametrize("truth", [0.0, 0.6, 0.9])
 def test_a_correlation_is_covered(truth: float) -> None:
     def ends(frame: pd.DataFrame) -> tuple[float, float]:
-        found = pearson_ends(frame["a"].to_numpy(), frame["gap"].to_numpy(), resamples=300)
+        found = pearson_interval(frame["a"].to_numpy(), frame["gap"].to_numpy(), resamples=300)
         assert found is not None
         return found
 
     assert coverage(ends, truth, [truth]) >= CORRECT
     frame = networks(np.random.default_rng(0), [truth], n=24)
-    found = intervals.correlation(frame["a"], frame["gap"])
+    found = intervals.correlation_with_interval(frame["a"], frame["gap"])
     assert found.low is not None
     assert found.high is not None
     assert found.value == pytest.approx(frame["a"].corr(frame["gap"]))
@@ -107,10 +107,10 @@ def test_a_correlation_is_covered(truth: float) -> None:
 def test_correlations_without_an_interval_say_so() -> None:
     line = np.arange(6.0)
     for x, y in ((line, 2 * line + 1), (line[:3], line[:3] ** 2), (line, 0 * line)):
-        found = intervals.correlation(x, y)
+        found = intervals.correlation_with_interval(x, y)
         assert found.low is None
         assert found.note
-    gaps = intervals.correlation([*line, math.nan], [1.0, 0.0, 3.0, 2.0, 5.0, 4.0, 1.0])
+    gaps = intervals.correlation_with_interval([*line, math.nan], [1.0, 0.0, 3.0, 2.0, 5.0, 4.0, 1.0])
     assert gaps.runs == 6
     assert gaps.low is not None
 
@@ -118,7 +118,7 @@ def test_correlations_without_an_interval_say_so() -> None:
 def test_rank_correlations_keep_their_interval() -> None:
     frame = networks(np.random.default_rng(0), [0.8], n=30)
     found, theirs = (
-        intervals.correlation(frame["a"], frame["gap"], "spearman"),
+        intervals.correlation_with_interval(frame["a"], frame["gap"], "spearman"),
         correlate(frame["a"], frame["gap"], "spearman"),
     )
     assert (found.value, found.low, found.high) == (theirs.value, theirs.low, theirs.high)
@@ -162,29 +162,29 @@ def test_networks_without_a_value_are_left_out_and_counted() -> None:
 
 
 def test_a_mean_over_alike_runs_has_no_interval_unless_its_resolution_is_known() -> None:
-    alike = intervals.mean([0.7, 0.7, 0.7])
+    alike = intervals.mean_over_runs([0.7, 0.7, 0.7])
     assert (alike.value, alike.low, alike.runs) == (pytest.approx(0.7), None, 3)
     assert "the same in all 3 runs" in alike.note
-    counted = intervals.mean([1.0, 1.0, 1.0], resolution=0.1, bounds=(0.0, 1.0))
+    counted = intervals.mean_over_runs([1.0, 1.0, 1.0], resolution=0.1, bounds=(0.0, 1.0))
     assert counted.high == 1.0
     assert counted.low == pytest.approx(1 - 4.302653 * 0.1 / math.sqrt(12) / math.sqrt(3))
-    coarse, fine = (intervals.mean([1.0, 2.0, 4.0], resolution=resolution) for resolution in (0.1, 0.0))
+    coarse, fine = (intervals.mean_over_runs([1.0, 2.0, 4.0], resolution=resolution) for resolution in (0.1, 0.0))
     assert coarse == fine  # a spread that can be seen is the one that counts
 
 
 def test_bounds_cut_the_interval_and_never_the_value() -> None:
-    found = intervals.mean([0.0, 0.0, 0.3], bounds=(0.0, 1.0))
+    found = intervals.mean_over_runs([0.0, 0.0, 0.3], bounds=(0.0, 1.0))
     assert (found.low, found.value) == (0.0, pytest.approx(0.1))
 
 
 def test_differences_without_spread_have_no_interval() -> None:
-    assert intervals.difference([1.0, 1.0], [0.0, 0.0]).low is None
-    assert intervals.difference([1.0, 1.0], [0.0, 0.1]).low is not None
+    assert intervals.difference_of_means([1.0, 1.0], [0.0, 0.0]).low is None
+    assert intervals.difference_of_means([1.0, 1.0], [0.0, 0.1]).low is not None
 
 
 def test_the_interval_of_a_difference_is_that_of_welch() -> None:
     first, second = [1.0, 2.0, 4.0, 4.5], [0.5, 0.7, 0.1]
-    found = intervals.difference(first, second)
+    found = intervals.difference_of_means(first, second)
     welch = ttest_ind(first, second, equal_var=False).confidence_interval(0.95)
     assert (found.low, found.high) == pytest.approx((welch.low, welch.high))
 
@@ -192,7 +192,7 @@ def test_the_interval_of_a_difference_is_that_of_welch() -> None:
 def test_a_mean_covers_at_its_level() -> None:
     generator = np.random.default_rng(0)
     for level in (0.8, 0.95):
-        found = [intervals.mean(generator.normal(size=3), level=level) for _ in range(2_000)]
+        found = [intervals.mean_over_runs(generator.normal(size=3), level=level) for _ in range(2_000)]
         covered = float(np.mean([answer.low <= 0 <= answer.high for answer in found]))
         assert covered == pytest.approx(level, abs=3 * math.sqrt(level * (1 - level) / 2_000))
 
@@ -206,21 +206,21 @@ def test_a_geometric_mean_covers_where_a_plain_one_does_not() -> None:
     """Extremes and ratios are skewed: three lognormal numbers."""
     generator = np.random.default_rng(0)
     samples = generator.lognormal(sigma=1.5, size=(1_500, 3))
-    found = [intervals.geometric_mean(values) for values in samples]
+    found = [intervals.geometric_mean_over_runs(values) for values in samples]
     assert held(found, 1.0) == pytest.approx(0.95, abs=3 * math.sqrt(0.95 * 0.05 / 1_500))
-    plain = [intervals.mean(values) for values in samples]
+    plain = [intervals.mean_over_runs(values) for values in samples]
     assert held(plain, math.exp(1.5**2 / 2)) < 0.85
-    assert intervals.geometric_mean([1.0, 10.0, 100.0]).value == pytest.approx(10.0)
+    assert intervals.geometric_mean_over_runs([1.0, 10.0, 100.0]).value == pytest.approx(10.0)
     for bad in ([1.0, 0.0], [1.0, math.inf], [1.0, math.nan]):
-        assert math.isnan(intervals.geometric_mean(bad).value)
+        assert math.isnan(intervals.geometric_mean_over_runs(bad).value)
 
 
 def test_differences_and_log_ratios_cover() -> None:
     generator = np.random.default_rng(0)
     draws = [(generator.normal(size=5), generator.normal(1.0, 3.0, size=4)) for _ in range(1_500)]
     error = 3 * math.sqrt(0.95 * 0.05 / 1_500)
-    assert held([intervals.difference(a, b) for a, b in draws], -1.0) >= 0.95 - error
-    assert held([intervals.log_ratio(10**a, 10**b) for a, b in draws], -1.0) >= 0.95 - error
+    assert held([intervals.difference_of_means(a, b) for a, b in draws], -1.0) >= 0.95 - error
+    assert held([intervals.log10_ratio_of_means(10**a, 10**b) for a, b in draws], -1.0) >= 0.95 - error
     assert held([intervals.paired_difference(a[:4], b) for a, b in draws], -1.0) == pytest.approx(0.95, abs=error)
 
 
@@ -228,9 +228,10 @@ def test_differences_and_log_ratios_cover() -> None:
 def test_shares_cover(truth: float) -> None:
     """Wilson's interval is off by up to two per cent for single shares, and never by more."""
     generator = np.random.default_rng(0)
-    free = [intervals.share(generator.random(40) < truth) for _ in range(1_000)]
+    free = [intervals.share_of_cases(generator.random(40) < truth) for _ in range(1_000)]
     tied = [
-        intervals.share(np.repeat(generator.random(20) < truth, 3), groups=np.repeat(np.arange(20), 3)) for _ in free
+        intervals.share_of_cases(np.repeat(generator.random(20) < truth, 3), groups=np.repeat(np.arange(20), 3))
+        for _ in free
     ]
     for found in (free, tied):
         assert held(found, truth) >= 0.92
@@ -240,43 +241,50 @@ def test_rank_correlations_cover() -> None:
     generator = np.random.default_rng(1)
     truth = 6 / math.pi * math.asin(0.6 / 2)  # Spearman's of a normal pair whose Pearson's is 0.6
     frames = [networks(generator, [0.6], n=24) for _ in range(120)]
-    found = [intervals.correlation(frame["a"], frame["gap"], "spearman") for frame in frames]
+    found = [intervals.correlation_with_interval(frame["a"], frame["gap"], "spearman") for frame in frames]
     assert held(found, truth) >= 0.95 - 3 * math.sqrt(0.95 * 0.05 / 120)
 
 
 def test_the_farthest_of_several_covers() -> None:
-    generator, level = np.random.default_rng(0), intervals.joint_level(3)
+    generator, level = np.random.default_rng(0), intervals.joint_confidence_level(3)
     groups = generator.normal([0.0, 0.5, -1.0], size=(600, 12, 3))
-    found = [intervals.farthest_of([intervals.mean(one, level=level) for one in group.T]) for group in groups]
+    found = [
+        intervals.answer_farthest_from_zero([intervals.mean_over_runs(one, level=level) for one in group.T])
+        for group in groups
+    ]
     assert held(found, 1.0) >= 0.95 - 3 * math.sqrt(0.95 * 0.05 / 600)
 
 
 def test_so_few_cases_that_nothing_could_be_told_have_no_answer() -> None:
-    few, enough = intervals.share([True] * 12, least=0.95), intervals.share([True] * 73, least=0.95)
+    few, enough = intervals.share_of_cases([True] * 12, least=0.95), intervals.share_of_cases([True] * 73, least=0.95)
     assert math.isnan(few.value)
     assert "73 would be needed" in few.note
     assert enough.low >= 0.95
-    assert intervals.share([True] * 2 + [False] * 10, least=0.95).value == pytest.approx(1 / 6)  # enough to see it fail
+    assert intervals.share_of_cases([True] * 2 + [False] * 10, least=0.95).value == pytest.approx(
+        1 / 6
+    )  # enough to see it fail
 
 
 def test_shares_of_dependent_cases_count_groups() -> None:
-    free, tied = intervals.share([True] * 12), intervals.share([True] * 12, groups=[1, 2, 3] * 4)
+    free, tied = intervals.share_of_cases([True] * 12), intervals.share_of_cases([True] * 12, groups=[1, 2, 3] * 4)
     assert (free.runs, tied.runs) == (12, 3)
-    assert tied.low == intervals.share([True] * 3).low
+    assert tied.low == intervals.share_of_cases([True] * 3).low
     assert free.low > tied.low
-    mixed = intervals.share([True, True, True, False], groups=[1, 1, 2, 2])
+    mixed = intervals.share_of_cases([True, True, True, False], groups=[1, 1, 2, 2])
     assert mixed.low <= mixed.value == 0.75 <= mixed.high
 
 
 def test_extremes_are_named_as_what_was_seen() -> None:
-    found = intervals.largest([0.1, 0.4, 0.2])
+    found = intervals.largest_over_networks([0.1, 0.4, 0.2])
     assert (found.value, found.low, found.high, found.runs, found.seen) == (0.4, 0.1, 0.4, 3, "networks")
     assert answer_text(found) == "0.4 (largest of 3 networks, smallest 0.1)"
-    assert answer_text(intervals.smallest([3.0, 2.0], of="minima")) == "2 (smallest of 2 minima, largest 3)"
-    assert answer_text(intervals.largest([0.0] * 18)) == "0 (all 18 networks)"
-    assert "84 % of such networks lie no higher" in intervals.largest([0.0] * 18).note
-    assert intervals.largest([0.4]).low is None
-    assert math.isnan(intervals.largest([0.1, math.nan]).value)
+    assert (
+        answer_text(intervals.smallest_over_networks([3.0, 2.0], of="minima")) == "2 (smallest of 2 minima, largest 3)"
+    )
+    assert answer_text(intervals.largest_over_networks([0.0] * 18)) == "0 (all 18 networks)"
+    assert "84 % of such networks lie no higher" in intervals.largest_over_networks([0.0] * 18).note
+    assert intervals.largest_over_networks([0.4]).low is None
+    assert math.isnan(intervals.largest_over_networks([0.1, math.nan]).value)
 
 
 def test_the_share_that_an_extreme_covers_is_right() -> None:
@@ -286,31 +294,33 @@ def test_the_share_that_an_extreme_covers_is_right() -> None:
 
 
 def test_every_time_or_a_share() -> None:
-    always, mostly = intervals.every([True] * 48), intervals.every([True] * 47 + [False])
+    always, mostly = intervals.holds_every_time([True] * 48), intervals.holds_every_time([True] * 47 + [False])
     assert answer_text(always) == "1 (all 48 networks)"
     assert "93 %" in always.note
     assert not mostly.seen
-    assert mostly == intervals.share([True] * 47 + [False])
+    assert mostly == intervals.share_of_cases([True] * 47 + [False])
 
 
 CLAIM = Claim("none", "Figure 1", "all fit", "largest error", "0", holds=(0.0, 0.0), partly=(0.0, 0.1))
 
 
 def test_an_extreme_is_judged_by_all_that_was_seen() -> None:
-    assert judge(CLAIM, intervals.largest([0.0, 0.0]), "small").verdict == HOLDS
-    assert judge(CLAIM, intervals.largest([0.0, 0.05]), "small").verdict == CONTRADICTED
-    assert judge(CLAIM, intervals.largest([0.0]), "small").verdict == INCONCLUSIVE  # one shows nothing about others
-    assert judge(CLAIM, intervals.mean([0.0, 0.0, 0.0]), "small").verdict == INCONCLUSIVE
-    assert judge(CLAIM, intervals.largest([0.0, math.nan]), "small").verdict == UNTESTABLE
+    assert finding_of_claim(CLAIM, intervals.largest_over_networks([0.0, 0.0]), "small").verdict == HOLDS
+    assert finding_of_claim(CLAIM, intervals.largest_over_networks([0.0, 0.05]), "small").verdict == CONTRADICTED
+    assert (
+        finding_of_claim(CLAIM, intervals.largest_over_networks([0.0]), "small").verdict == INCONCLUSIVE
+    )  # one shows nothing about others
+    assert finding_of_claim(CLAIM, intervals.mean_over_runs([0.0, 0.0, 0.0]), "small").verdict == INCONCLUSIVE
+    assert finding_of_claim(CLAIM, intervals.largest_over_networks([0.0, math.nan]), "small").verdict == UNTESTABLE
 
 
 def test_the_smallest_of_several_estimates_pays_for_the_choice() -> None:
-    generator, level, covered, alone = np.random.default_rng(0), intervals.joint_level(4), 0, 0
+    generator, level, covered, alone = np.random.default_rng(0), intervals.joint_confidence_level(4), 0, 0
     assert level == pytest.approx(0.9875)
     for _ in range(600):
         groups = generator.normal(size=(4, 20))
-        found = intervals.smallest_of([intervals.mean(group, level=level) for group in groups])
-        own = min((intervals.mean(group) for group in groups), key=lambda answer: answer.value)
+        found = intervals.smallest_answer([intervals.mean_over_runs(group, level=level) for group in groups])
+        own = min((intervals.mean_over_runs(group) for group in groups), key=lambda answer: answer.value)
         covered += found.low <= 0 <= found.high
         alone += own.low <= 0 <= own.high
         assert found.value == own.value
@@ -320,9 +330,9 @@ def test_the_smallest_of_several_estimates_pays_for_the_choice() -> None:
 
 def test_extremes_of_estimates() -> None:
     some = [Answer(-3.0, -4.0, -2.0), Answer(1.0, -1.0, 3.0)]
-    assert intervals.farthest_of(some) == Answer(3.0, 2.0, 4.0)
-    assert intervals.smallest_of([*some, Answer(0.0)]) == Answer(-3.0)
-    assert math.isnan(intervals.smallest_of([*some, Answer(math.nan)]).value)
-    assert intervals.absolute(some[1]) == Answer(1.0, 0.0, 3.0)
+    assert intervals.answer_farthest_from_zero(some) == Answer(3.0, 2.0, 4.0)
+    assert intervals.smallest_answer([*some, Answer(0.0)]) == Answer(-3.0)
+    assert math.isnan(intervals.smallest_answer([*some, Answer(math.nan)]).value)
+    assert intervals.absolute_answer(some[1]) == Answer(1.0, 0.0, 3.0)
     with pytest.raises(InputError, match="at least one"):
-        intervals.smallest_of([])
+        intervals.smallest_answer([])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from flatscope_papers.claims import POSITIVE, Answer, Claim
-from flatscope_papers.contradiction_notes import with_reasons
+from flatscope_papers.contradiction_notes import answers_with_reasons
 
 CLAIMS = [Claim(key, "Figure 1", "more", "a difference", "more", holds=POSITIVE) for key in ("a", "b")]
 REASONS = {"a": "too few images"}
@@ -17,7 +17,7 @@ REASONS = {"a": "too few images"}
 )
 def test_reasons(value: float, scale: str, said: bool) -> None:
     found = {"a": Answer(value, value, value, note="seen"), "b": Answer(-1.0, -1.0, -1.0)}
-    told = with_reasons(found, CLAIMS, scale, REASONS)
+    told = answers_with_reasons(found, CLAIMS, scale, REASONS)
     assert ("likeliest reason: too few images" in told["a"].note) is said
     assert told["a"].note.startswith("seen")
     assert told["b"].note == ""

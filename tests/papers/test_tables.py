@@ -18,10 +18,10 @@ from flatscope.inputs.loading import load
 from flatscope.training.sweeps.store import Store
 from flatscope_papers import studies
 from flatscope_papers.claims import NEGATIVE
-from flatscope_papers.declaration import Config, Measured, each_trial, name_of
+from flatscope_papers.declaration import Config, Measured, each_trial, importable_name
 from flatscope_papers.smoke_data import digits_as_cifar10, digits_as_mnist
 from flatscope_papers.study_registry import FOLDERS
-from flatscope_papers.toml_files import words_of
+from flatscope_papers.toml_files import study_words_of_table
 
 FILE = """
 [texts]
@@ -54,7 +54,7 @@ reason = "luck"
 
 
 def read(text: str = FILE) -> Any:
-    return words_of(tomllib.loads(text), "study", "a file")
+    return study_words_of_table(tomllib.loads(text), "study", "a file")
 
 
 def test_texts_ranges_and_reasons_are_read() -> None:
@@ -110,13 +110,13 @@ def test_a_function_of_one_trial_does_a_unit() -> None:
     assert [store.read(config).metrics["sum"] for config in configs] == [3, 7]
     assert store.read(configs[1]).frame("rows")["x"].tolist() == [3]
     assert heard == [(0.5, "adding"), (1.0, "adding")]
-    assert name_of(add) == f"{__name__}:add"
+    assert importable_name(add) == f"{__name__}:add"
 
 
 @pytest.mark.parametrize("function", [digits_as_mnist, digits_as_cifar10])
 def test_images_of_smoke_runs_are_standardised_as_named_sets_are(function: Callable[[], Raw]) -> None:
-    x, _ = load(name_of(function), train_size=100, test_size=0).train
+    x, _ = load(importable_name(function), train_size=100, test_size=0).train
     assert x.mean(dim=(0, 2, 3)).abs().max() < 1e-5
     assert (x.std(dim=(0, 2, 3)) - 1).abs().max() < 1e-2
-    plain, _ = load(name_of(function), train_size=100, test_size=0, standardize=False).train
+    plain, _ = load(importable_name(function), train_size=100, test_size=0, standardize=False).train
     assert (plain.min(), plain.max()) == (0, 1)

@@ -38,14 +38,14 @@ def bi_criteria(
         raise InputError("a network without BatchNorm", "one with it", "bi_criteria", "Use fold_batchnorm first")
     alphas = tuple(sorted(checked_alphas(alpha)))
     kls = pac_bayes_kl(ctx, alpha=alphas, appendix=appendix)
-    rises = ctx.cached(_all_rises, alphas=alphas, draws=draws, batch=batch)
+    rises = ctx.cached(_loss_rises_by_noise, alphas=alphas, draws=draws, batch=batch)
     return [
         NoiseLevel(a, float(kl.value), rise, stderr)
         for a, kl, rise, stderr in zip(alphas, kls, rises.means, rises.stderrs, strict=True)
     ]
 
 
-def _all_rises(ctx: Context, alphas: tuple[float, ...], draws: int, batch: int) -> Draws:
+def _loss_rises_by_noise(ctx: Context, alphas: tuple[float, ...], draws: int, batch: int) -> Draws:
     return draw_until_precise(ctx, paired_rises(ctx, alphas=alphas, draws=draws, batch=batch), draws // 2, 0.0)
 
 
@@ -84,16 +84,16 @@ def kl_at_sharpness(
             curve += points(curve[-1].alpha * STEP)
         else:
             break
-    found = read_off(curve, level)
+    found = noise_level_at_sharpness(curve, level)
     for _ in range(refinements):
         if any(point.alpha == found.alpha for point in curve):
             break
         curve = sorted([*curve, *points(found.alpha)], key=lambda point: point.alpha)
-        found = read_off(curve, level)
+        found = noise_level_at_sharpness(curve, level)
     return found
 
 
-def read_off(curve: Sequence[NoiseLevel], level: float) -> NoiseLevel:
+def noise_level_at_sharpness(curve: Sequence[NoiseLevel], level: float) -> NoiseLevel:
     """Interpolate a curve, ordered by alpha, at an expected sharpness.
 
     Between the first point that reaches the level and the one before it: the logarithms of alpha and of the

@@ -21,9 +21,14 @@ from flatscope.extend import tensors_in
 from flatscope.training import Store, stored_problem
 from flatscope_papers import intervals
 from flatscope_papers.claims import Answer
-from flatscope_papers.curves import bars, lines
+from flatscope_papers.curves import draw_error_bars, runs_as_columns
 from flatscope_papers.declaration import Config, Measured, Runs, Stage, each_trial
-from flatscope_papers.neyshabur2017.bi_criteria import NoiseLevel, bi_criteria, kl_at_sharpness, read_off
+from flatscope_papers.neyshabur2017.bi_criteria import (
+    NoiseLevel,
+    bi_criteria,
+    kl_at_sharpness,
+    noise_level_at_sharpness,
+)
 
 NORMS = {
     "l2_norm": "ℓ2 norm",
@@ -57,17 +62,17 @@ CONVENTIONS = (
 
 def norm_stage(units: Sequence[Sequence[Config]], epsilons: Sequence[float] = (EPSILON,), **shared: Any) -> Stage:
     """Norms over the margin of the networks that `units` train."""
-    return Stage(_asked(units, norms={"epsilons": epsilons}, **shared), norms, 0.25)
+    return Stage(_measured_configurations(units, norms={"epsilons": epsilons}, **shared), norms, 0.25)
 
 
 def perturbation_stage(
     units: Sequence[Sequence[Config]], settings: Mapping[str, Any], gpus: float = 0.5, **shared: Any
 ) -> Stage:
     """Sharpness and the PAC-Bayes pair of the networks that `units` train."""
-    return Stage(_asked(units, perturbations=settings, **shared), perturbations, gpus)
+    return Stage(_measured_configurations(units, perturbations=settings, **shared), perturbations, gpus)
 
 
-def _asked(units: Sequence[Sequence[Config]], **settings: Any) -> list[list[dict[str, Any]]]:
+def _measured_configurations(units: Sequence[Sequence[Config]], **settings: Any) -> list[list[dict[str, Any]]]:
     return [[{"network": config, **settings} for config in unit] for unit in units]
 
 
@@ -105,7 +110,9 @@ def perturbations(config: Config, store: Store) -> Measured:
         at_level = kl_at_sharpness(ctx, LEVEL, alpha=grid, draws=draws, appendix=True, refinements=1).kl
     except NotApplicable:
         at_level = math.nan
-    metrics = {SHARPNESS: sharp, "kl_at_level": at_level} | {f"kl_at/{level:g}": _at(curve, level) for level in LEVELS}
+    metrics = {SHARPNESS: sharp, "kl_at_level": at_level} | {
+        f"kl_at/{level:g}": _divergence_at_sharpness(curve, level) for level in LEVELS
+    }
     points = [
         {"alpha": point.alpha, "kl": point.kl, "expected_sharpness": point.sharpness, "stderr": point.stderr}
         for point in curve
@@ -113,9 +120,9 @@ def perturbations(config: Config, store: Store) -> Measured:
     return Measured(metrics, frames={"curve": pd.DataFrame(points)})
 
 
-def _at(curve: list[NoiseLevel], level: float) -> float:
+def _divergence_at_sharpness(curve: list[NoiseLevel], level: float) -> float:
     try:
-        return read_off(curve, level).kl
+        return noise_level_at_sharpness(curve, level).kl
     except NotApplicable:
         return math.nan
 
@@ -131,7 +138,7 @@ def measured_problem(store: Store, config: Mapping[str, Any]) -> Problem:
     return Problem(model, train=(inputs[:first], targets[:first]), device=problem.device)
 
 
-def measured(runs: Runs, settings: Mapping[str, str]) -> pd.DataFrame:
+def measured_networks(runs: Runs, settings: Mapping[str, str]) -> pd.DataFrame:
     """One row per network: the settings asked for by a short name, how it was fitted, and all that was measured."""
     trained = runs.frame(0)
     parts = [trained[list(settings)].set_axis(list(settings.values()), axis=1), trained[list(FITTED)]]
@@ -142,20 +149,22 @@ def measured(runs: Runs, settings: Mapping[str, str]) -> pd.DataFrame:
     return pd.concat(parts, axis=1)
 
 
-def over_seeds(frame: pd.DataFrame, statistic: Callable[[pd.DataFrame], float], note: str = "", **how: Any) -> Answer:
+def mean_over_seeds(
+    frame: pd.DataFrame, statistic: Callable[[pd.DataFrame], float], note: str = "", **how: Any
+) -> Answer:
     """A number from all runs of one seed, then its mean over seeds: seeds are what is independent.
 
-    `how` goes to `intervals.mean`.
+    `how` goes to `intervals.mean_over_runs`.
     """
     with np.errstate(invalid="ignore", divide="ignore"):
         values = [float(statistic(rows)) for _, rows in frame.groupby("seed")]
     lost = int(np.isnan(values).sum())
     words = [note] if note else []
     words += [f"{lost} of {len(values)} seeds without a value"] if lost else []
-    return intervals.mean(values, "; ".join(words), **how)
+    return intervals.mean_over_runs(values, "; ".join(words), **how)
 
 
-def slope(x: Iterable[float], y: Iterable[float]) -> float:
+def log_log_slope(x: Iterable[float], y: Iterable[float]) -> float:
     """Of the least-squares line through (log10 x, y): decades per decade where y is a logarithm."""
     across, up = np.log10(np.asarray(list(x), float)), np.asarray(list(y), float)
     if len(across) < 2 or not np.isfinite(up).all():
@@ -163,19 +172,19 @@ def slope(x: Iterable[float], y: Iterable[float]) -> float:
     return float(np.polyfit(across, up, 1)[0])
 
 
-def curves(runs: Runs, settings: pd.DataFrame) -> pd.DataFrame:
+def bi_criteria_curves(runs: Runs, settings: pd.DataFrame) -> pd.DataFrame:
     """The bi-criteria curves of all networks, one row per noise level, beside the settings of their network."""
     rows = settings.to_dict("records")
     parts = [frame.assign(**row) for frame, row in zip(runs.frames("curve"), rows, strict=True)]  # type: ignore[arg-type]
     return pd.concat(parts, ignore_index=True)
 
 
-def table_of(points: pd.DataFrame, levels: pd.DataFrame) -> pd.DataFrame:
+def networks_and_curves_table(points: pd.DataFrame, levels: pd.DataFrame) -> pd.DataFrame:
     """Networks, then the points of their curves."""
     return pd.concat([points.assign(kind="network"), levels.assign(kind="noise level")], ignore_index=True)
 
 
-def verdict_note(table: pd.DataFrame) -> str:
+def desiderata_note(table: pd.DataFrame) -> str:
     """The verdict table of `desiderata` in one sentence per demand."""
     sentences = []
     for demand, rows in table.groupby("demand", sort=False):
@@ -184,22 +193,26 @@ def verdict_note(table: pd.DataFrame) -> str:
     return ". ".join(sentences)
 
 
-def draw_lines(axes: Any, frame: pd.DataFrame, by: str, columns: Mapping[str, str], *, log: bool = True) -> None:
+def draw_measures_against_setting(
+    axes: Any, frame: pd.DataFrame, by: str, columns: Mapping[str, str], *, log: bool = True
+) -> None:
     """One line per column against `by`: mean over seeds, bars from the smallest to the largest."""
     for colour, marker, (column, label) in zip(COLOURS, "osD^v<>", columns.items(), strict=False):
-        bars(axes, lines(frame, by, column), colour, marker=marker, ms=4, label=label)
+        draw_error_bars(axes, runs_as_columns(frame, by, column), colour, marker=marker, ms=4, label=label)
     if log:
         axes.set_yscale("log")
 
 
-def draw_relative(axes: Any, frame: pd.DataFrame, by: str, columns: Mapping[str, str]) -> None:
+def draw_relative_measures(axes: Any, frame: pd.DataFrame, by: str, columns: Mapping[str, str]) -> None:
     """The measures on one axis: each divided by its own mean over all networks."""
     scaled = frame.assign(**{name: frame[name] / frame[name].mean() for name in columns})
-    draw_lines(axes, scaled, by, columns)
+    draw_measures_against_setting(axes, scaled, by, columns)
     axes.set_ylabel("measure / its mean over all networks")
 
 
-def draw_curves(axes: Any, points: pd.DataFrame, by: str, *, colours: Mapping[Any, str] | None = None) -> None:
+def draw_bi_criteria_curves(
+    axes: Any, points: pd.DataFrame, by: str, *, colours: Mapping[Any, str] | None = None
+) -> None:
     """Expected sharpness against KL, one line per value of `by`: the mean over seeds at each noise level."""
     values = sorted(points[by].unique())
     chosen = colours or dict(zip(values, COLOURS, strict=False))
@@ -213,20 +226,24 @@ def draw_curves(axes: Any, points: pd.DataFrame, by: str, *, colours: Mapping[An
     axes.set_ylabel("expected sharpness (nats)")
 
 
-def three_panels(figure: Figure) -> Any:
+def row_of_three_panels(figure: Figure) -> Any:
     """A row of three, as in Figures 2, 3 and 4."""
     figure.set_size_inches(10.5, 3.4)
     return figure.subplots(1, 3)
 
 
-def draw_against(figure: Figure, points: pd.DataFrame, levels: pd.DataFrame, by: str, words: str) -> Any:
+def draw_errors_measures_and_curves(
+    figure: Figure, points: pd.DataFrame, levels: pd.DataFrame, by: str, words: str
+) -> Any:
     """The row of Figures 3 and 4: errors, measures and bi-criteria curves against one setting; the three axes."""
-    left, middle, right = three_panels(figure)
-    draw_lines(left, points, by, {"train_error": "training error", "test_error": "test error"}, log=False)
+    left, middle, right = row_of_three_panels(figure)
+    draw_measures_against_setting(
+        left, points, by, {"train_error": "training error", "test_error": "test error"}, log=False
+    )
     left.set_ylabel("error (share of images)")
-    draw_relative(middle, points, by, {**NORMS, SHARPNESS: "sharpness"})
+    draw_relative_measures(middle, points, by, {**NORMS, SHARPNESS: "sharpness"})
     for axes in (left, middle):
         axes.set_xlabel(words)
         axes.legend(fontsize=7)
-    draw_curves(right, levels, by)
+    draw_bi_criteria_curves(right, levels, by)
     return left, middle, right

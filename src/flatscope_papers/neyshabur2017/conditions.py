@@ -19,70 +19,78 @@ from flatscope_papers.neyshabur2017.deep_networks import (
     PANELS,
     SHARES,
     WEIGHTS,
-    distributions,
-    fit_note,
-    histogram,
-    networks,
-    of_panel,
-    stages,
+    deep_network_stages,
+    deep_networks_table,
+    frames_by_kind_of_weights,
+    histogram_table,
+    training_note,
+    triples_of_panel,
 )
-from flatscope_papers.neyshabur2017.overlap import histograms, in_common, middle
+from flatscope_papers.neyshabur2017.overlap import (
+    histograms_by_weights_and_seed,
+    learned_initial_overlap,
+    middle_nine_tenths_in_words,
+)
 
 PARAMETERS = sum((a + 1) * b for a, b in pairwise([784, *[1_000] * 10, 10]))
 
 
-@study("neyshabur2017-fig5", stages=stages)
+@study("neyshabur2017-fig5", stages=deep_network_stages)
 def figure_5(runs: Runs) -> Analysis:
     """1/μ of all triples of layers, flips against the size of a perturbation, and row norms, at learned weights."""
-    points = networks(runs)
+    points = deep_networks_table(runs)
     learned = points[points["weights"] == "learned"]
     shares = learned["c2_floor_pixels/share_up_to_5"].mean(), learned["c2_any_unit/share_up_to_5"].mean()
     medians = learned["c2_floor_pixels/median"].mean(), learned["c2_any_unit/median"].mean()
     found = {
-        "mu": intervals.geometric_mean(learned["mu"]),
-        "c2": intervals.geometric_mean(
+        "mu": intervals.geometric_mean_over_runs(learned["mu"]),
+        "c2": intervals.geometric_mean_over_runs(
             learned["c2_floor_pixels/max"], f"median over images {medians[0]:.3g}; up to 5 on {shares[0]:.0%} of images"
         ),
-        "c2_as_stated": intervals.geometric_mean(
+        "c2_as_stated": intervals.geometric_mean_over_runs(
             learned["c2_any_unit/max"],
             f"median over images {medians[1]:.3g}; up to 5 on {shares[1]:.0%} of images; without a smallest δ the one "
             "pre-activation nearest to zero decides, and ‖x‖ = 1 shrinks them all: the figure cannot have used either",
         ),
-        "c3": intervals.geometric_mean(learned["c3_figure"]),
-        "c3_as_stated": intervals.geometric_mean(learned["c3_condition"]),
+        "c3": intervals.geometric_mean_over_runs(learned["c3_figure"]),
+        "c3_as_stated": intervals.geometric_mean_over_runs(learned["c3_condition"]),
         "parameters": Answer.exact(float(PARAMETERS), "ten hidden layers; an eleventh would be needed"),
     }
-    products, curves, rows = (distributions(runs, name)["learned"] for name in ("products", "switching", "rows"))
+    products, curves, rows = (
+        frames_by_kind_of_weights(runs, name)["learned"] for name in ("products", "switching", "rows")
+    )
     parts = [
-        histogram(products["inverse_mu"], quantity="1/μ"),
-        _mean_curve(curves).assign(quantity="share of activations that flip"),
-        histogram(rows["ratio"], quantity="row norm / mean"),
+        histogram_table(products["inverse_mu"], quantity="1/μ"),
+        _mean_flip_curve(curves).assign(quantity="share of activations that flip"),
+        histogram_table(rows["ratio"], quantity="row norm / mean"),
         learned.assign(quantity="network"),
     ]
 
     def draw(figure: Figure) -> None:
-        left, middle, right = _panels(figure, 3)
+        left, middle, right = _row_of_panels(figure, 3)
         _draw_histogram(left, parts[0], "condition number 1/μ", COLOURS[0])
-        _draw_curves(middle, curves, COLOURS[0])
+        _draw_flip_curves(middle, curves, COLOURS[0])
         _draw_histogram(right, parts[2], "row norm / mean of its layer", COLOURS[0])
 
-    return _analysis(points, found, draw, parts)
+    return _conditions_analysis(points, found, draw, parts)
 
 
-@study("neyshabur2017-fig6", stages=stages)
+@study("neyshabur2017-fig6", stages=deep_network_stages)
 def figure_6(runs: Runs) -> Analysis:
     """Distribution of 1/μ over all, inner and outer triples of layers, before and after training."""
-    points, products = networks(runs), distributions(runs, "products")
-    found = {panel: _learned_over_initial(points, f"inverse_mu_median/{panel}") for panel in PANELS}
+    points, products = deep_networks_table(runs), frames_by_kind_of_weights(runs, "products")
+    found = {panel: _ratio_of_learned_to_initial(points, f"inverse_mu_median/{panel}") for panel in PANELS}
     both = pd.concat(products)["inverse_mu"]
     shares, by_seed = {}, []
     for panel in PANELS:
-        values = {which: of_panel(frame, panel) for which, frame in products.items()}
+        values = {which: triples_of_panel(frame, panel) for which, frame in products.items()}
         for which in WEIGHTS:
-            shares[which, panel] = histogram(values[which]["inverse_mu"], both, weights=which, panel=panel)
-        each = histograms(values, "inverse_mu", both)
+            shares[which, panel] = histogram_table(values[which]["inverse_mu"], both, weights=which, panel=panel)
+        each = histograms_by_weights_and_seed(values, "inverse_mu", both)
         by_seed += [part.assign(panel=panel) for part in each.values()]
-        found[f"distribution_{panel}"] = in_common(each, middle(values, "inverse_mu"))
+        found[f"distribution_{panel}"] = learned_initial_overlap(
+            each, middle_nine_tenths_in_words(values, "inverse_mu")
+        )
 
     def draw(figure: Figure) -> None:
         figure.set_size_inches(9.5, 5.0)
@@ -99,49 +107,54 @@ def figure_6(runs: Runs) -> Analysis:
     shown = (
         f"The figure shows (all triples): the learned median is {found['all'].value:.2f} of the initial one, while the "
         f"histograms have {found['distribution_all'].value:.0%} of their area in common; "
-        f"{middle(products, 'inverse_mu')}"
+        f"{middle_nine_tenths_in_words(products, 'inverse_mu')}"
     )
-    return _analysis(points, found, draw, parts, shown, _range(points, "inverse_mu_max/all", "largest 1/μ"))
+    return _conditions_analysis(
+        points, found, draw, parts, shown, _range_in_words(points, "inverse_mu_max/all", "largest 1/μ")
+    )
 
 
-@study("neyshabur2017-fig7", stages=stages)
+@study("neyshabur2017-fig7", stages=deep_network_stages)
 def figure_7(runs: Runs) -> Analysis:
     """Share of activations within δ of switching against δ, before and after training."""
-    points, curves = networks(runs), distributions(runs, "switching")
-    gaps, notes = apart(curves), {key: worst_layer(curves, name) for key, name in CURVES.items()}
-    notes["curve"] += f"; {_half(curves)}"
+    points, curves = deep_networks_table(runs), frames_by_kind_of_weights(runs, "switching")
+    gaps, notes = (
+        largest_distance_of_curves(curves),
+        {key: layer_with_largest_distance(curves, name) for key, name in CURVES.items()},
+    )
+    notes["curve"] += f"; {_noise_at_half_flips_in_words(curves)}"
     found = {
-        **{key: intervals.mean(gaps[name], notes[key], bounds=(0, 1)) for key, name in CURVES.items()},
-        "constant": _learned_over_initial(points, "c2_floor_pixels/max"),
+        **{key: intervals.mean_over_runs(gaps[name], notes[key], bounds=(0, 1)) for key, name in CURVES.items()},
+        "constant": _ratio_of_learned_to_initial(points, "c2_floor_pixels/max"),
     }
 
     def draw(figure: Figure) -> None:
-        panels = _panels(figure, 3)
+        panels = _row_of_panels(figure, 3)
         for axes, which in zip(panels, ("initial", "learned", "learned"), strict=True):
-            _draw_curves(axes, curves[which], COLOURS[list(WEIGHTS).index(which)])
+            _draw_flip_curves(axes, curves[which], COLOURS[list(WEIGHTS).index(which)])
             axes.set_title(WEIGHTS[which], fontsize=9)
         panels[2].set_title("learned weights (zoomed in)", fontsize=9)
         panels[2].set_xlim(0, 0.1)
         panels[2].set_ylim(0, 0.3)
 
-    parts = [_mean_curve(curves[which]).assign(weights=which) for which in WEIGHTS]
+    parts = [_mean_flip_curve(curves[which]).assign(weights=which) for which in WEIGHTS]
     for which in WEIGHTS:  # what the claims compare
         means = curves[which].groupby(["seed", "delta"])[list(SHARES)].mean().reset_index()
         parts.append(means.assign(layer="mean of hidden layers", weights=which))
-    constants = _range(points, "c2_floor_pixels/max", f"largest C₂ (δ of at least {FLOOR:g} rms)")
-    return _analysis(points, found, draw, [*parts, points.assign(layer="network")], constants)
+    constants = _range_in_words(points, "c2_floor_pixels/max", f"largest C₂ (δ of at least {FLOOR:g} rms)")
+    return _conditions_analysis(points, found, draw, [*parts, points.assign(layer="network")], constants)
 
 
 CURVES = dict(zip(("curve", "curve_relative"), SHARES, strict=True))
 
 
-def apart(curves: dict[str, pd.DataFrame]) -> pd.DataFrame:
+def largest_distance_of_curves(curves: dict[str, pd.DataFrame]) -> pd.DataFrame:
     """Largest difference over δ of the learned and the initial curve, each the mean over layers: a row per seed."""
     means = {which: frame.groupby(["seed", "delta"])[list(SHARES)].mean() for which, frame in curves.items()}
     return (means["learned"] - means["initial"]).abs().groupby("seed").max()
 
 
-def worst_layer(curves: dict[str, pd.DataFrame], name: str) -> str:
+def layer_with_largest_distance(curves: dict[str, pd.DataFrame], name: str) -> str:
     """The largest difference of each hidden layer's own two curves, before any averaging over layers."""
     values = {which: frame.set_index(["seed", "layer", "delta"])[name] for which, frame in curves.items()}
     largest = (values["learned"] - values["initial"]).abs().groupby(["layer", "seed"]).max()
@@ -152,51 +165,53 @@ def worst_layer(curves: dict[str, pd.DataFrame], name: str) -> str:
     )
 
 
-@study("neyshabur2017-fig8", stages=stages)
+@study("neyshabur2017-fig8", stages=deep_network_stages)
 def figure_8(runs: Runs) -> Analysis:
     """Row norms over the mean of their layer, and output values, before and after training."""
-    points = networks(runs)
-    found = {reading: _learned_over_initial(points, f"c3_{reading}") for reading in ("figure", "condition")}
-    rows, outputs = distributions(runs, "rows"), distributions(runs, "outputs")
+    points = deep_networks_table(runs)
+    found = {reading: _ratio_of_learned_to_initial(points, f"c3_{reading}") for reading in ("figure", "condition")}
+    rows, outputs = frames_by_kind_of_weights(runs, "rows"), frames_by_kind_of_weights(runs, "outputs")
     both = pd.concat(rows)["ratio"]
-    parts = [histogram(rows[w]["ratio"], both, weights=w, quantity="row norm / mean of its layer") for w in WEIGHTS]
-    parts += [histogram(outputs[w]["output"], weights=w, quantity="output") for w in WEIGHTS]
-    each = histograms(rows, "ratio", both)
-    found["distribution"] = in_common(each, middle(rows, "ratio"))
+    parts = [
+        histogram_table(rows[w]["ratio"], both, weights=w, quantity="row norm / mean of its layer") for w in WEIGHTS
+    ]
+    parts += [histogram_table(outputs[w]["output"], weights=w, quantity="output") for w in WEIGHTS]
+    each = histograms_by_weights_and_seed(rows, "ratio", both)
+    found["distribution"] = learned_initial_overlap(each, middle_nine_tenths_in_words(rows, "ratio"))
     by_seed = [part.assign(quantity=parts[0]["quantity"].iloc[0]) for part in each.values()]
 
     def draw(figure: Figure) -> None:
-        for number, (axes, part) in enumerate(zip(_panels(figure, 4), parts, strict=True)):
+        for number, (axes, part) in enumerate(zip(_row_of_panels(figure, 4), parts, strict=True)):
             which = part["weights"].iloc[0]
             _draw_histogram(axes, part, part["quantity"].iloc[0], COLOURS[number % 2])
             axes.set_title(WEIGHTS[which], fontsize=9)
 
-    spread = _range(points, "output_rms", "root mean square of the outputs")
-    return _analysis(points, found, draw, [*parts, *by_seed, points.assign(quantity="network")], spread)
+    spread = _range_in_words(points, "output_rms", "root mean square of the outputs")
+    return _conditions_analysis(points, found, draw, [*parts, *by_seed, points.assign(quantity="network")], spread)
 
 
-def _analysis(
+def _conditions_analysis(
     points: pd.DataFrame, found: dict[str, Answer], draw: Any, parts: list[pd.DataFrame], *notes: str
 ) -> Analysis:
     table = pd.concat(parts, ignore_index=True)
-    return Analysis(table, found, draw, (CONVENTIONS, fit_note(points), *notes))
+    return Analysis(table, found, draw, (CONVENTIONS, training_note(points), *notes))
 
 
-def _learned_over_initial(points: pd.DataFrame, column: str) -> Answer:
+def _ratio_of_learned_to_initial(points: pd.DataFrame, column: str) -> Answer:
     wide = points.pivot_table(index="seed", columns="weights", values=column)
-    return intervals.geometric_mean(wide["learned"] / wide["initial"])
+    return intervals.geometric_mean_over_runs(wide["learned"] / wide["initial"])
 
 
-def _range(points: pd.DataFrame, column: str, name: str) -> str:
+def _range_in_words(points: pd.DataFrame, column: str, name: str) -> str:
     means = points.groupby("weights")[column].mean()
     return f"{name}: {means['initial']:.3g} at random initialization, {means['learned']:.3g} learned (means over seeds)"
 
 
-def _mean_curve(curves: pd.DataFrame) -> pd.DataFrame:
+def _mean_flip_curve(curves: pd.DataFrame) -> pd.DataFrame:
     return curves.groupby(["layer", "delta"], sort=False)[list(SHARES)].mean().reset_index()
 
 
-def _half(curves: dict[str, pd.DataFrame]) -> str:
+def _noise_at_half_flips_in_words(curves: dict[str, pd.DataFrame]) -> str:
     """Sentence on the noise at which half of all activations flip, before and after training."""
     means = {which: frame.groupby("delta")["share"].mean() for which, frame in curves.items()}
     reached = {which: float(np.interp(0.5, curve.to_numpy(), curve.index.to_numpy())) for which, curve in means.items()}
@@ -206,7 +221,7 @@ def _half(curves: dict[str, pd.DataFrame]) -> str:
     )
 
 
-def _panels(figure: Figure, count: int) -> Any:
+def _row_of_panels(figure: Figure, count: int) -> Any:
     figure.set_size_inches(3.1 * count, 3.0)
     return figure.subplots(1, count)
 
@@ -218,8 +233,8 @@ def _draw_histogram(axes: Any, shares: pd.DataFrame, label: str, colour: str) ->
     axes.set_ylabel("share")
 
 
-def _draw_curves(axes: Any, curves: pd.DataFrame, colour: str) -> None:
-    for number, (_, line) in enumerate(_mean_curve(curves).groupby("layer", sort=False)):
+def _draw_flip_curves(axes: Any, curves: pd.DataFrame, colour: str) -> None:
+    for number, (_, line) in enumerate(_mean_flip_curve(curves).groupby("layer", sort=False)):
         label = "hidden layers" if number == 0 else None
         axes.plot(line["delta"], line["share"], color=colour, lw=0.8, alpha=0.7, label=label)
     ends = np.array([0.0, 0.2])

@@ -22,33 +22,37 @@ from flatscope_papers.neyshabur2017.complexity import (
     LEVEL,
     NORMS,
     SHARPNESS,
-    curves,
-    draw_against,
-    measured,
+    bi_criteria_curves,
+    desiderata_note,
+    draw_errors_measures_and_curves,
+    mean_over_seeds,
+    measured_networks,
+    networks_and_curves_table,
     norm_stage,
-    over_seeds,
     perturbation_stage,
-    table_of,
-    verdict_note,
 )
 from flatscope_papers.neyshabur2017.desiderata import desiderata
 from flatscope_papers.neyshabur2017.label_networks import SIZES as LABEL_SIZES
-from flatscope_papers.toml_files import grid
+from flatscope_papers.toml_files import settings_by_scale
 
-SIZES = grid(__name__)
+SIZES = settings_by_scale(__name__)
 FEWER = {"steps": 100, "draws": 40, "alphas": (0.005, 0.01, 0.018, 0.032, 0.056, 0.1)}
 
 
-def stages(scale: str) -> list[Stage]:
+def confusion_stages(scale: str) -> list[Stage]:
     """One unit per seed; then norms, then perturbations, both on the true-labelled part."""
     usual, size = LABEL_SIZES[scale], SIZES[scale]
-    units = [[_network(usual, size, k, seed) for k in size["confused"]] for seed in range(usual["seeds"])]
+    units = [
+        [_confusion_network_config(usual, size, k, seed) for k in size["confused"]] for seed in range(usual["seeds"])
+    ]
     settings = FEWER if scale == "small" else usual["perturbations"]
     first = size["true"]
     return [Stage(units), norm_stage(units, first=first), perturbation_stage(units, settings, first=first)]
 
 
-def _network(usual: Mapping[str, Any], size: Mapping[str, Any], confused: int, seed: int) -> dict[str, Any]:
+def _confusion_network_config(
+    usual: Mapping[str, Any], size: Mapping[str, Any], confused: int, seed: int
+) -> dict[str, Any]:
     drawn = {"train_size": size["true"] + max(size["confused"]), "test_size": size.get("test"), "seed": seed}
     return {
         "data": {**usual["data"], **drawn},
@@ -58,42 +62,46 @@ def _network(usual: Mapping[str, Any], size: Mapping[str, Any], confused: int, s
     }
 
 
-def networks(runs: Runs) -> pd.DataFrame:
+def confusion_networks_table(runs: Runs) -> pd.DataFrame:
     """One row per network: size of the confusion set, seed, errors, measures."""
-    found = measured(runs, {"labels.confusion": "confused", "train.seed": "seed"})
+    found = measured_networks(runs, {"labels.confusion": "confused", "train.seed": "seed"})
     return found.rename(columns={"error": "true_part_error", "loss": "true_part_loss"})
 
 
-@study("neyshabur2017-fig3", stages=stages)
+@study("neyshabur2017-fig3", stages=confusion_stages)
 def figure_3(runs: Runs) -> Analysis:
     """Errors, measures and bi-criteria curves of networks that fit S and a growing set of random labels."""
-    points = networks(runs)
+    points = confusion_networks_table(runs)
     found = {
-        "zero_error": intervals.largest(points[["train_error", "true_part_error"]].max(axis=1)),
-        "test_error": rise(points),
-        "sharpness": intervals.correlation(points[SHARPNESS], points["test_error"], "spearman", _factors(points)),
-        "kl": intervals.correlation(points[KL], points["test_error"], "spearman"),
+        "zero_error": intervals.largest_over_networks(points[["train_error", "true_part_error"]].max(axis=1)),
+        "test_error": rank_correlation_of_test_error(points),
+        "sharpness": intervals.correlation_with_interval(
+            points[SHARPNESS], points["test_error"], "spearman", _factors_of_measures_in_words(points)
+        ),
+        "kl": intervals.correlation_with_interval(points[KL], points["test_error"], "spearman"),
     }
     for name in NORMS:
-        found[f"follows_{name}"] = intervals.correlation(points[name], points["test_error"], "spearman")
+        found[f"follows_{name}"] = intervals.correlation_with_interval(points[name], points["test_error"], "spearman")
     columns = {**NORMS, SHARPNESS: "sharpness", KL: f"KL at {LEVEL:g}"}
     table = desiderata(
         solutions={label: points[name].tolist() for name, label in columns.items()},
         solution_test_errors=points["test_error"].tolist(),
     )
-    levels = curves(runs, points[["confused", "seed"]])
+    levels = bi_criteria_curves(runs, points[["confused", "seed"]])
 
     def draw(figure: Figure) -> None:
-        _, _, right = draw_against(figure, points, levels, "confused", "size of the set with random labels")
+        _, _, right = draw_errors_measures_and_curves(
+            figure, points, levels, "confused", "size of the set with random labels"
+        )
         right.legend(title="random labels", fontsize=7, title_fontsize=7)
 
-    return Analysis(table_of(points, levels), found, draw, (CONVENTIONS, verdict_note(table)))
+    return Analysis(networks_and_curves_table(points, levels), found, draw, (CONVENTIONS, desiderata_note(table)))
 
 
-def rise(points: pd.DataFrame) -> Answer:
+def rank_correlation_of_test_error(points: pd.DataFrame) -> Answer:
     """Rank correlation of the test error with the size of the confusion set within a seed, mean over seeds."""
     means, sizes = points.groupby("confused")["test_error"].mean(), points["confused"].nunique()
-    return over_seeds(
+    return mean_over_seeds(
         points,
         lambda rows: float(np.asarray(rows[["confused", "test_error"]].corr("spearman"))[0, 1]),
         f"mean test error {means.iloc[0]:.3f} without, {means.iloc[-1]:.3f} with the largest confusion set",
@@ -102,7 +110,7 @@ def rise(points: pd.DataFrame) -> Answer:
     )
 
 
-def _factors(points: pd.DataFrame) -> str:
+def _factors_of_measures_in_words(points: pd.DataFrame) -> str:
     """By how much measures change, which a rank correlation does not see."""
     means = points.groupby("confused")[[SHARPNESS, *NORMS]].mean()
     factors = (means.iloc[-1] / means.iloc[0]).to_numpy(float)

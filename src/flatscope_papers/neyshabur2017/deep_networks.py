@@ -24,7 +24,7 @@ from flatscope.measures.interactions import (
 )
 from flatscope.training import Store, stored_problem
 from flatscope_papers.declaration import Config, Measured, Runs, Stage, each_trial
-from flatscope_papers.toml_files import grid
+from flatscope_papers.toml_files import settings_by_scale
 
 WEIGHTS = {"initial": "random initialization", "learned": "learned weights"}
 HIDDEN_LAYERS = 10
@@ -32,7 +32,7 @@ FLOOR = 0.1  # smallest δ of C2 in units of a layer's rms: at 0 the single smal
 DELTAS = np.round(np.concatenate([np.linspace(0, 0.1, 21), np.linspace(0.12, 1.5, 70)]), 6)
 SHARES = ("share", "relative_share")  # of units within δ of switching; within δ times the rms of their layer
 PANELS = {"all": "all a ≤ c ≤ b − 1", "inner": "a < c < b − 1", "edge": "c = a or c = b − 1"}
-SIZES = grid(__name__)
+SIZES = settings_by_scale(__name__)
 CONVENTIONS = (
     "Loss: cross-entropy in training; the conditions use none. Margin ε: not used. Pooling: none. Biases: none. h_i: "
     "units of a layer, 10 for the last. BatchNorm: none to fold. C1 runs over a ≤ c < b with the image as W_0 and no "
@@ -41,15 +41,15 @@ CONVENTIONS = (
 )
 
 
-def stages(scale: str) -> list[Stage]:
+def deep_network_stages(scale: str) -> list[Stage]:
     """Train all seeds as one stack; then the conditions before and after training."""
     size = SIZES[scale]
-    networks = [_network(size, seed) for seed in range(size["seeds"])]
+    networks = [_deep_network_config(size, seed) for seed in range(size["seeds"])]
     asked = [[{"network": net, "weights": which, "samples": size["samples"]} for which in WEIGHTS] for net in networks]
     return [Stage([networks]), Stage(asked, conditions)]
 
 
-def _network(size: Mapping[str, Any], seed: int) -> dict[str, Any]:
+def _deep_network_config(size: Mapping[str, Any], seed: int) -> dict[str, Any]:
     widths = [784, *[size["width"]] * HIDDEN_LAYERS, 10]
     train = {"lr": 0.01, "momentum": 0.9, "batch_size": 64, "epochs": size["epochs"], "stop_loss": size["stop_loss"]}
     return {
@@ -68,9 +68,9 @@ def conditions(config: Config, store: Store) -> Measured:
     if config["weights"] == "initial":
         ctx = ctx.at(problem.initial or {})
     samples = config["samples"]
-    products = _products(ctx, samples["products"])
+    products = _inverse_mu_by_sample_and_triple(ctx, samples["products"])
     chain = ctx.cached(relu_chain, samples=samples["signals"])
-    metrics = {**_largest(products), **_switching(chain)}
+    metrics = {**_largest_inverse_mu(products), **_switching_constants(chain)}
     for reading in ("condition", "figure"):
         found = condition_c3(ctx, reading=reading, samples=samples["signals"])
         metrics[f"c3_{reading}"] = float(found[""].value)
@@ -78,14 +78,14 @@ def conditions(config: Config, store: Store) -> Measured:
     metrics["output_rms"] = float(np.sqrt((outputs**2).mean()))
     frames = {
         "products": products,
-        "switching": _curves(chain),
-        "rows": _row_norms(chain),
+        "switching": _near_switching_curves(chain),
+        "rows": _relative_row_norms(chain),
         "outputs": pd.DataFrame({"output": outputs.ravel()}),
     }
     return Measured(metrics, frames=frames)
 
 
-def _products(ctx: Context, samples: int) -> pd.DataFrame:
+def _inverse_mu_by_sample_and_triple(ctx: Context, samples: int) -> pd.DataFrame:
     """1/μ of every sample and triple (a, c, b); infinite where a product of layers is zero."""
     ratios = ctx.cached(interaction_ratios, samples=samples).cpu().numpy()  # (samples, triples)
     chain = ctx.cached(relu_chain, samples=samples)
@@ -99,15 +99,15 @@ def _products(ctx: Context, samples: int) -> pd.DataFrame:
     )
 
 
-def of_panel(products: pd.DataFrame, panel: str) -> pd.DataFrame:
+def triples_of_panel(products: pd.DataFrame, panel: str) -> pd.DataFrame:
     """The triples of one column of Figure 6."""
     return products if panel == "all" else products[products["edge"] == (panel == "edge")]
 
 
-def _largest(products: pd.DataFrame) -> dict[str, float]:
+def _largest_inverse_mu(products: pd.DataFrame) -> dict[str, float]:
     found: dict[str, float] = {}
     for panel in PANELS:
-        values = of_panel(products, panel)["inverse_mu"]
+        values = triples_of_panel(products, panel)["inverse_mu"]
         alive = values[np.isfinite(values)]
         found |= {f"inverse_mu_max/{panel}": float(alive.max()), f"inverse_mu_median/{panel}": float(alive.median())}
     found["mu"] = 1 / found["inverse_mu_max/all"]
@@ -115,7 +115,7 @@ def _largest(products: pd.DataFrame) -> dict[str, float]:
     return found
 
 
-def _switching(chain: ReluChain) -> dict[str, float]:
+def _switching_constants(chain: ReluChain) -> dict[str, float]:
     """C2 of each sample, worst hidden layer: for any δ or none too small, with pixels as they are or ‖x‖ = 1."""
     lengths = chain.inputs.norm(dim=1)
     found = {}
@@ -132,7 +132,7 @@ def _switching(chain: ReluChain) -> dict[str, float]:
     return found
 
 
-def _curves(chain: ReluChain) -> pd.DataFrame:
+def _near_switching_curves(chain: ReluChain) -> pd.DataFrame:
     """Per hidden layer the share of units with a pre-activation of size at most δ, mean over samples.
 
     With δ as it is, and in units of the root mean square of the layer's pre-activations on that sample.
@@ -146,7 +146,7 @@ def _curves(chain: ReluChain) -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True)
 
 
-def _row_norms(chain: ReluChain) -> pd.DataFrame:
+def _relative_row_norms(chain: ReluChain) -> pd.DataFrame:
     """Norm of the incoming weights of each unit over the mean of its layer."""
     parts = []
     for name, weight in zip(chain.names, chain.weights, strict=True):
@@ -155,7 +155,7 @@ def _row_norms(chain: ReluChain) -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True)
 
 
-def networks(runs: Runs) -> pd.DataFrame:
+def deep_networks_table(runs: Runs) -> pd.DataFrame:
     """One row per network and kind of weights: seed and all metrics."""
     measured, trained = runs.frame(1), runs.frame(0).set_index("train.seed")
     settings = [name for name in measured.columns if name.startswith(("network.", "samples."))]
@@ -169,7 +169,7 @@ def networks(runs: Runs) -> pd.DataFrame:
     return points
 
 
-def distributions(runs: Runs, name: str) -> dict[str, pd.DataFrame]:
+def frames_by_kind_of_weights(runs: Runs, name: str) -> dict[str, pd.DataFrame]:
     """A frame of all networks together, by kind of weights, with a column `seed`."""
     parts: dict[str, list[pd.DataFrame]] = {which: [] for which in WEIGHTS}
     for stored in runs.stored(1):
@@ -178,7 +178,7 @@ def distributions(runs: Runs, name: str) -> dict[str, pd.DataFrame]:
     return {which: pd.concat(frames, ignore_index=True) for which, frames in parts.items()}
 
 
-def histogram(values: Any, over: Any = None, bins: int = 40, **settings: Any) -> pd.DataFrame:
+def histogram_table(values: Any, over: Any = None, bins: int = 40, **settings: Any) -> pd.DataFrame:
     """Shares of the finite values by bin, as rows of a table; bins over the range of `over`, or of the values."""
     finite, given = (np.asarray(part, float) for part in (values, values if over is None else over))
     finite, given = finite[np.isfinite(finite)], given[np.isfinite(given)]
@@ -187,7 +187,7 @@ def histogram(values: Any, over: Any = None, bins: int = 40, **settings: Any) ->
     return pd.DataFrame({**settings, "low": edges[:-1], "high": edges[1:], "share": share})
 
 
-def fit_note(points: pd.DataFrame) -> str:
+def training_note(points: pd.DataFrame) -> str:
     """Note on how the networks were trained."""
     learned = points[points["weights"] == "learned"]
     return (

@@ -44,22 +44,24 @@ def desiderata(
     rows: list[dict[str, object]] = []
     for name, values in (true_labels or {}).items():
         others = (random_labels or {}).get(name, ())
-        pairs = [(a, b) for a, b in _paired(values, others, name) if not (math.isnan(a) or math.isnan(b))]
-        rows.append(_row(name, DEMANDS[0], [a < b for a, b in pairs], "no pair of networks has a value"))
+        pairs = [(a, b) for a, b in _pairs_by_seed(values, others, name) if not (math.isnan(a) or math.isnan(b))]
+        rows.append(_demand_row(name, DEMANDS[0], [a < b for a, b in pairs], "no pair of networks has a value"))
     for name, values in (by_width or {}).items():
-        points = _paired(values, width_test_errors, name)
+        points = _pairs_by_seed(values, width_test_errors, name)
         steps = [
             second[0] < first[0]
             for first, second in pairwise(points)
             if second[1] < first[1] and not (math.isnan(first[0]) or math.isnan(second[0]))
         ]
-        rows.append(_row(name, DEMANDS[1], steps, "the test error falls nowhere"))
+        rows.append(_demand_row(name, DEMANDS[1], steps, "the test error falls nowhere"))
     for name, values in (solutions or {}).items():
-        rows.append(_ordering(name, [p for p in _paired(values, solution_test_errors, name) if not math.isnan(p[0])]))
+        rows.append(
+            _ordering_row(name, [p for p in _pairs_by_seed(values, solution_test_errors, name) if not math.isnan(p[0])])
+        )
     return pd.DataFrame(rows, columns=["measure", "demand", "statistic", "verdict", "reason"])
 
 
-def _paired(values: Sequence[float], others: Sequence[float], name: str) -> list[tuple[float, float]]:
+def _pairs_by_seed(values: Sequence[float], others: Sequence[float], name: str) -> list[tuple[float, float]]:
     if len(values) != len(others):
         raise InputError(
             "as many values as networks", f"{len(values)} and {len(others)}", where=f"desiderata of {name}"
@@ -67,7 +69,7 @@ def _paired(values: Sequence[float], others: Sequence[float], name: str) -> list
     return [(float(a), float(b)) for a, b in zip(values, others, strict=True)]
 
 
-def _row(name: str, demand: str, agree: list[bool], missing: str) -> dict[str, object]:
+def _demand_row(name: str, demand: str, agree: list[bool], missing: str) -> dict[str, object]:
     if not agree:
         return {"measure": name, "demand": demand, "statistic": math.nan, "verdict": "not judged", "reason": missing}
     fraction = sum(agree) / len(agree)
@@ -76,7 +78,7 @@ def _row(name: str, demand: str, agree: list[bool], missing: str) -> dict[str, o
     return {"measure": name, "demand": demand, "statistic": fraction, "verdict": verdict, "reason": reason}
 
 
-def _ordering(name: str, points: list[tuple[float, float]]) -> dict[str, object]:
+def _ordering_row(name: str, points: list[tuple[float, float]]) -> dict[str, object]:
     if len({error for _, error in points}) < 3:
         reason = "fewer than three test errors"
         return {"measure": name, "demand": DEMANDS[2], "statistic": math.nan, "verdict": "not judged", "reason": reason}

@@ -20,10 +20,10 @@ from flatscope.training import Store, stored_problem, train_and_measure
 from flatscope_papers import intervals
 from flatscope_papers.claims import Answer
 from flatscope_papers.declaration import Analysis, Config, Measured, Runs, Stage, each_trial, study
-from flatscope_papers.theory.sharpness_lemmas import perturbed
-from flatscope_papers.toml_files import grid
+from flatscope_papers.theory.sharpness_lemmas import output_change_under_noise
+from flatscope_papers.toml_files import settings_by_scale
 
-SIZES = grid(__name__)
+SIZES = settings_by_scale(__name__)
 SHARES = (0.01, 0.1, 0.5)  # of a layer's root mean square weight: the noise on it
 DEPTHS = (4, 8, 16, 32, 64)
 FACTOR = 100.0
@@ -31,10 +31,10 @@ SAMPLES = 100
 DELTA = 0.05
 
 
-def stages(scale: str) -> list[Stage]:
+def noisy_network_stages(scale: str) -> list[Stage]:
     """Trained networks without biases, then what noise does to each."""
     size = SIZES[scale]
-    units = [[_network(size, depth, seed) for seed in range(size["seeds"])] for depth in size["depths"]]
+    units = [[_noisy_network_config(size, depth, seed) for seed in range(size["seeds"])] for depth in size["depths"]]
     looks = [
         [{"study": "noise", "network": network, "draws": size["draws"], "steps": size["steps"]}]
         for unit in units
@@ -43,7 +43,7 @@ def stages(scale: str) -> list[Stage]:
     return [Stage(units, train_and_measure), Stage(looks, look_at_noise, 0)]
 
 
-def _network(size: Mapping[str, Any], depth: int, seed: int) -> dict[str, Any]:
+def _noisy_network_config(size: Mapping[str, Any], depth: int, seed: int) -> dict[str, Any]:
     widths = [64, *[size["width"]] * (depth - 1), 10]
     return {
         "data": {"name": "digits", "train_size": size["samples"], "test_size": 360, "flatten": True},
@@ -65,17 +65,17 @@ def look_at_noise(config: Config, store: Store) -> Measured:
     rows = []
     for share in SHARES:
         sigmas = [share * float(weight.square().mean().sqrt()) for weight in chain.weights]
-        draws = [noise_of(chain, sigmas, generator) for _ in range(config["draws"])]
-        parts = [perturbed(chain, noise) for noise in draws]
+        draws = [weight_noise(chain, sigmas, generator) for _ in range(config["draws"])]
+        parts = [output_change_under_noise(chain, noise) for noise in draws]
         rows.append(
             {
                 "share": share,
-                "rise": float(np.mean([_rise(problem, chain, noise) for noise in draws])),
+                "rise": float(np.mean([_test_loss_rise_under_noise(problem, chain, noise) for noise in draws])),
                 "bound": theorem_1(constants, sigmas, flips, n, DELTA),
                 "split": max(float((one.moved / (one.fixed + one.error)).nan_to_num().max()) for one in parts),
             }
         )
-    first_only = [noise_of(chain, [sigmas[0], *[0.0] * (depth - 1)], generator) for _ in range(config["draws"])]
+    first_only = [weight_noise(chain, [sigmas[0], *[0.0] * (depth - 1)], generator) for _ in range(config["draws"])]
     twin = rescale(problem.model, chain.inputs[:2].to(problem.dtype), factors={chain.names[0]: FACTOR})
     steps = {"sharpness": {"steps": config["steps"]}}
     sharp = [
@@ -85,10 +85,13 @@ def look_at_noise(config: Config, store: Store) -> Measured:
     metrics = {
         "depth": depth,
         "switched": float(
-            np.mean([float(perturbed(chain, noise).switched[1].double().mean()) for noise in first_only])
+            np.mean(
+                [float(output_change_under_noise(chain, noise).switched[1].double().mean()) for noise in first_only]
+            )
         ),
         "sharpness_ratio": sharp[1] / sharp[0],
-        "shuffled_ratio": moved_share(shuffled(chain, generator), generator) / moved_share(chain, generator),
+        "shuffled_ratio": relative_output_change_by_noise(chain_with_shuffled_units(chain, generator), generator)
+        / relative_output_change_by_noise(chain, generator),
     }
     return Measured(metrics, frames={"noise": pd.DataFrame(rows)})
 
@@ -103,7 +106,7 @@ def theorem_constants(problem: Problem, chain: ReluChain) -> TheoremConstants:
     return TheoremConstants(chain.widths, norms, mu, c2, c3, outputs, math.sqrt(2))
 
 
-def noise_of(chain: ReluChain, sigmas: list[float], generator: torch.Generator) -> list[Tensor]:
+def weight_noise(chain: ReluChain, sigmas: list[float], generator: torch.Generator) -> list[Tensor]:
     """Independent normal noise on every weight of a layer."""
     return [
         sigma * torch.randn(weight.shape, generator=generator, dtype=torch.float64)
@@ -111,7 +114,7 @@ def noise_of(chain: ReluChain, sigmas: list[float], generator: torch.Generator) 
     ]
 
 
-def _rise(problem: Problem, chain: ReluChain, noise: list[Tensor]) -> float:
+def _test_loss_rise_under_noise(problem: Problem, chain: ReluChain, noise: list[Tensor]) -> float:
     """Test loss with the noise minus training loss without it."""
     assert problem.test is not None
     losses = []
@@ -126,7 +129,7 @@ def _rise(problem: Problem, chain: ReluChain, noise: list[Tensor]) -> float:
     return losses[0] - losses[1]
 
 
-def shuffled(chain: ReluChain, generator: torch.Generator) -> ReluChain:
+def chain_with_shuffled_units(chain: ReluChain, generator: torch.Generator) -> ReluChain:
     """The same norms of every layer, but no unit reads the one below that it was trained with."""
     weights = [chain.weights[0]]
     weights += [weight[:, torch.randperm(weight.shape[1], generator=generator)] for weight in chain.weights[1:]]
@@ -136,14 +139,19 @@ def shuffled(chain: ReluChain, generator: torch.Generator) -> ReluChain:
     return replace(chain, weights=tuple(weights), signals=tuple(signals))
 
 
-def moved_share(chain: ReluChain, generator: torch.Generator, share: float = 0.1, draws: int = 20) -> float:
+def relative_output_change_by_noise(
+    chain: ReluChain, generator: torch.Generator, share: float = 0.1, draws: int = 20
+) -> float:
     """Change of the outputs by noise, as a share of their size: sharpness without the scale of the outputs."""
     sigmas = [share * float(weight.square().mean().sqrt()) for weight in chain.weights]
-    moved = [float(perturbed(chain, noise_of(chain, sigmas, generator)).moved.mean()) for _ in range(draws)]
+    moved = [
+        float(output_change_under_noise(chain, weight_noise(chain, sigmas, generator)).moved.mean())
+        for _ in range(draws)
+    ]
     return float(np.mean(moved)) / float(chain.signals[-1].norm(dim=1).mean())
 
 
-@study("neyshabur2017-theorem1", stages=stages)
+@study("neyshabur2017-theorem1", stages=noisy_network_stages)
 def theorem_study(runs: Runs) -> Analysis:
     """Noise on the weights of small trained networks: the theorem, the two terms of (7), Lemma 2, and two claims."""
     table = runs.frame()[["depth", "switched", "sharpness_ratio", "shuffled_ratio"]]
@@ -151,24 +159,24 @@ def theorem_study(runs: Runs) -> Analysis:
     both = pd.concat([table.assign(kind="network"), noise.assign(kind="noise")], ignore_index=True)
     times = (noise["bound"] / noise["rise"].clip(lower=1e-9)).median()
     note = f"the right-hand side of Theorem 1 is {times:.3g} times the left (median)"
-    return Analysis(both, answers_of(table, noise), lambda figure: _draw(figure, noise), (note,))
+    return Analysis(both, noise_claim_answers(table, noise), lambda figure: _draw_noise_study(figure, noise), (note,))
 
 
-def answers_of(table: pd.DataFrame, noise: pd.DataFrame) -> dict[str, Answer]:
+def noise_claim_answers(table: pd.DataFrame, noise: pd.DataFrame) -> dict[str, Answer]:
     """The numbers of the claims."""
     return {
-        "theorem": intervals.every(
+        "theorem": intervals.holds_every_time(
             noise.groupby("network").apply(lambda own: bool((own["rise"] <= own["bound"]).all()))
         ),
-        "depth": Answer.exact(depth_exponent(), "d · √d: the square root is over d² times a sum of d terms"),
-        "split": intervals.largest(noise.groupby("network")["split"].max()),
-        "lemma_2": intervals.mean(table["switched"], bounds=(0.0, math.inf)),
-        "rescaled": intervals.log_ratio(table["sharpness_ratio"], np.ones(len(table))),
-        "shuffled": intervals.log_ratio(table["shuffled_ratio"], np.ones(len(table))),
+        "depth": Answer.exact(depth_exponent_of_bound(), "d · √d: the square root is over d² times a sum of d terms"),
+        "split": intervals.largest_over_networks(noise.groupby("network")["split"].max()),
+        "lemma_2": intervals.mean_over_runs(table["switched"], bounds=(0.0, math.inf)),
+        "rescaled": intervals.log10_ratio_of_means(table["sharpness_ratio"], np.ones(len(table))),
+        "shuffled": intervals.log10_ratio_of_means(table["shuffled_ratio"], np.ones(len(table))),
     }
 
 
-def depth_exponent() -> float:
+def depth_exponent_of_bound() -> float:
     """Slope of log of the simplified bound against log d, for equal widths and all constants the same."""
     values = []
     for depth in DEPTHS:
@@ -177,7 +185,7 @@ def depth_exponent() -> float:
     return float(np.polyfit(np.log(DEPTHS), np.log(values), 1)[0])
 
 
-def _draw(figure: Figure, noise: pd.DataFrame) -> None:
+def _draw_noise_study(figure: Figure, noise: pd.DataFrame) -> None:
     axes = figure.subplots()
     axes.loglog(noise["rise"].clip(lower=1e-6), noise["bound"], "o", ms=4)
     axes.set_xlabel("test loss with noise − training loss")

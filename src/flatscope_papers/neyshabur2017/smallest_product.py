@@ -14,14 +14,14 @@ from flatscope.training import Store, build
 from flatscope_papers import intervals
 from flatscope_papers.claims import Answer
 from flatscope_papers.declaration import Analysis, Config, Measured, Runs, Stage, each_trial, study
-from flatscope_papers.toml_files import grid
+from flatscope_papers.toml_files import settings_by_scale
 
-SIZES = grid(__name__)
+SIZES = settings_by_scale(__name__)
 WIDTHS = (4, 6, 5, 3)
 NORM = "l2_path_norm"  # of order p by its option
 
 
-def stages(scale: str) -> list[Stage]:
+def smallest_product_stages(scale: str) -> list[Stage]:
     """Random networks."""
     size = SIZES[scale]
     configs = [
@@ -44,24 +44,27 @@ def products(config: Config, store: Store) -> Measured:
         for outputs in ("sum", "max")
     }
     drawn = [
-        product(rescaled(weights, [torch.randn(len(w), generator=generator).double().exp() for w in weights[:-1]]), p)
+        product_of_largest_unit_norms(
+            rescaled_weights(weights, [torch.randn(len(w), generator=generator).double().exp() for w in weights[:-1]]),
+            p,
+        )
         for _ in range(config["draws"])
     ]
     return Measured(
         {
             "least_drawn": min(drawn) / norms["max"],
-            "greedy": product(greedy(weights, p), p) / norms["max"],
+            "greedy": product_of_largest_unit_norms(weights_with_smallest_product(weights, p), p) / norms["max"],
             "all_outputs": norms["sum"] / norms["max"],
         }
     )
 
 
-def product(weights: list[Tensor], p: float) -> float:
+def product_of_largest_unit_norms(weights: list[Tensor], p: float) -> float:
     """Product over the layers of the largest ℓp norm of the weights into a unit."""
     return math.prod(float(w.norm(p, dim=1).max()) for w in weights)
 
 
-def rescaled(weights: list[Tensor], factors: list[Tensor]) -> list[Tensor]:
+def rescaled_weights(weights: list[Tensor], factors: list[Tensor]) -> list[Tensor]:
     """The same function, each hidden unit's incoming weights times its factor, its outgoing ones over it."""
     moved = [w.clone() for w in weights]
     for layer, factor in enumerate(factors):
@@ -70,7 +73,7 @@ def rescaled(weights: list[Tensor], factors: list[Tensor]) -> list[Tensor]:
     return moved
 
 
-def greedy(weights: list[Tensor], p: float) -> list[Tensor]:
+def weights_with_smallest_product(weights: list[Tensor], p: float) -> list[Tensor]:
     """Every hidden unit in turn with incoming weights of norm one: where the product is smallest."""
     moved = [w.clone() for w in weights]
     for layer in range(len(moved) - 1):
@@ -80,23 +83,25 @@ def greedy(weights: list[Tensor], p: float) -> list[Tensor]:
     return moved
 
 
-@study("neyshabur2017-smallest-product", stages=stages)
+@study("neyshabur2017-smallest-product", stages=smallest_product_stages)
 def smallest_product(runs: Runs) -> Analysis:
     """Random networks of three layers, under random rescalings and the one that makes the product smallest."""
     table = runs.frame()[["seed", "p", "least_drawn", "greedy", "all_outputs"]]
-    return Analysis(table, answers_of(table), lambda figure: _draw(figure, table))
+    return Analysis(table, smallest_product_answers(table), lambda figure: _draw_smallest_product(figure, table))
 
 
-def answers_of(table: pd.DataFrame) -> dict[str, Answer]:
+def smallest_product_answers(table: pd.DataFrame) -> dict[str, Answer]:
     """The numbers of the claims."""
     return {
-        "never_below": intervals.smallest(table["least_drawn"]),
-        "attained": intervals.largest((table["greedy"] - 1).abs()),
-        "all_outputs": intervals.smallest(table["all_outputs"], "the norm over the paths to all outputs is larger"),
+        "never_below": intervals.smallest_over_networks(table["least_drawn"]),
+        "attained": intervals.largest_over_networks((table["greedy"] - 1).abs()),
+        "all_outputs": intervals.smallest_over_networks(
+            table["all_outputs"], "the norm over the paths to all outputs is larger"
+        ),
     }
 
 
-def _draw(figure: Figure, table: pd.DataFrame) -> None:
+def _draw_smallest_product(figure: Figure, table: pd.DataFrame) -> None:
     axes = figure.subplots()
     for place, column in enumerate(("greedy", "least_drawn", "all_outputs")):
         axes.semilogy([place] * len(table), table[column], "o", ms=3)

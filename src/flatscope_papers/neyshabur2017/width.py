@@ -21,29 +21,29 @@ from flatscope_papers.neyshabur2017.complexity import (
     NORMS,
     SHARPNESS,
     WITH_WIDTHS,
-    curves,
-    draw_against,
-    measured,
+    bi_criteria_curves,
+    desiderata_note,
+    draw_errors_measures_and_curves,
+    mean_over_seeds,
+    measured_networks,
+    networks_and_curves_table,
     norm_stage,
-    over_seeds,
     perturbation_stage,
-    table_of,
-    verdict_note,
 )
 from flatscope_papers.neyshabur2017.desiderata import desiderata
-from flatscope_papers.toml_files import grid
+from flatscope_papers.toml_files import settings_by_scale
 
-SIZES = grid(__name__)
+SIZES = settings_by_scale(__name__)
 
 
-def stages(scale: str) -> list[Stage]:
+def width_stages(scale: str) -> list[Stage]:
     """One unit per width: its seeds train as one stack; then norms, then perturbations."""
     size = SIZES[scale]
-    units = [[_network(size, width, seed) for seed in range(size["seeds"])] for width in size["widths"]]
+    units = [[_width_network_config(size, width, seed) for seed in range(size["seeds"])] for width in size["widths"]]
     return [Stage(units, gpus=0.25), norm_stage(units), perturbation_stage(units, size["perturbations"], 0.25)]
 
 
-def _network(size: Mapping[str, Any], width: int, seed: int) -> dict[str, Any]:
+def _width_network_config(size: Mapping[str, Any], width: int, seed: int) -> dict[str, Any]:
     return {
         "data": {**size["data"], "standardize": False},
         "model": {"name": "two_layer", "options": {"hidden": width}, "seed": seed},
@@ -51,12 +51,12 @@ def _network(size: Mapping[str, Any], width: int, seed: int) -> dict[str, Any]:
     }
 
 
-def networks(runs: Runs) -> pd.DataFrame:
+def width_networks_table(runs: Runs) -> pd.DataFrame:
     """One row per network: width, seed, errors, measures."""
-    return measured(runs, {"model.options.hidden": "hidden", "train.seed": "seed"})
+    return measured_networks(runs, {"model.options.hidden": "hidden", "train.seed": "seed"})
 
 
-def change(rows: pd.DataFrame, column: str, first: int, last: int) -> float:
+def log10_change_between_widths(rows: pd.DataFrame, column: str, first: int, last: int) -> float:
     """log10 of a measure at the width `last` minus that at `first`, for one seed; NaN where a width is missing."""
     values = rows.set_index("hidden")[column]
     if first not in values.index or last not in values.index or first == last:
@@ -142,51 +142,58 @@ MOVES |= {
 }
 
 
-@study("neyshabur2017-fig4", stages=stages)
+@study("neyshabur2017-fig4", stages=width_stages)
 def figure_4(runs: Runs) -> Analysis:
     """Errors, measures and bi-criteria curves of two-layer networks against their number of hidden units."""
-    points = networks(runs)
+    points = width_networks_table(runs)
     last = int(points["hidden"].max())
     found = {
-        "fits": intervals.largest(points[points["hidden"] >= 32]["train_error"]),
-        "test_error": over_seeds(points, lambda rows: _fall(rows, 32, last)),
+        "fits": intervals.largest_over_networks(points[points["hidden"] >= 32]["train_error"]),
+        "test_error": mean_over_seeds(points, lambda rows: _fall_between_widths(rows, 32, last)),
     }
     for key, move in MOVES.items():
         until = move.last or last
-        found[key] = over_seeds(
+        found[key] = mean_over_seeds(
             points,
-            lambda rows, c=(move.column, move.first, until): change(rows, *c),  # type: ignore[misc]
-            _where_smallest(points, move.column) if until > move.first else f"no network is wider than {last} units",
+            lambda rows, c=(move.column, move.first, until): log10_change_between_widths(rows, *c),  # type: ignore[misc]
+            _width_of_smallest_value_in_words(points, move.column)
+            if until > move.first
+            else f"no network is wider than {last} units",
         )
-    levels = curves(runs, points[["hidden", "seed"]])
+    levels = bi_criteria_curves(runs, points[["hidden", "seed"]])
 
     def draw(figure: Figure) -> None:
-        *others, right = draw_against(figure, points, levels, "hidden", "hidden units")
+        *others, right = draw_errors_measures_and_curves(figure, points, levels, "hidden", "hidden units")
         for axes in others:
             axes.set_xscale("log", base=2)
             axes.xaxis.set_major_formatter("{x:.0f}")
         right.legend(title="hidden units", fontsize=6, title_fontsize=7, ncol=2)
 
-    return Analysis(table_of(points, levels), found, draw, (CONVENTIONS, _fits(points), _verdicts(points)))
+    return Analysis(
+        networks_and_curves_table(points, levels),
+        found,
+        draw,
+        (CONVENTIONS, _fitting_widths_in_words(points), _width_demand_in_words(points)),
+    )
 
 
-def _fall(rows: pd.DataFrame, first: int, last: int) -> float:
+def _fall_between_widths(rows: pd.DataFrame, first: int, last: int) -> float:
     errors = rows.set_index("hidden")["test_error"]
     return float(errors[first] - errors[last]) if first in errors.index and first != last else math.nan
 
 
-def _where_smallest(points: pd.DataFrame, column: str) -> str:
+def _width_of_smallest_value_in_words(points: pd.DataFrame, column: str) -> str:
     means = points.groupby("hidden")[column].mean().dropna()
     return f"smallest at {means.index[int(means.to_numpy().argmin())]} units" if len(means) else ""
 
 
-def _fits(points: pd.DataFrame) -> str:
+def _fitting_widths_in_words(points: pd.DataFrame) -> str:
     means = points.groupby("hidden")[["train_error", "test_error"]].mean()
     found = [f"{width}: {row.train_error:.4f} / {row.test_error:.4f}" for width, row in means.iterrows()]
     return f"Training / test error by width (means over seeds): {', '.join(found)}"
 
 
-def _verdicts(points: pd.DataFrame) -> str:
+def _width_demand_in_words(points: pd.DataFrame) -> str:
     """Demand (ii) over widths that fit the data, means over seeds."""
     fitted = points[points["hidden"] >= 32].groupby("hidden").mean().sort_index()
     labels = {**NORMS, SHARPNESS: "sharpness", KL: f"KL at expected sharpness {LEVEL:g}", **CAPACITIES}
@@ -195,4 +202,4 @@ def _verdicts(points: pd.DataFrame) -> str:
         width_test_errors=fitted["test_error"].tolist(),
     )
     steps = sum(later < earlier for earlier, later in itertools.pairwise(fitted["test_error"]))
-    return f"{verdict_note(table)}; of {len(fitted) - 1} steps in width from 32 on, {steps} lower the test error"
+    return f"{desiderata_note(table)}; of {len(fitted) - 1} steps in width from 32 on, {steps} lower the test error"

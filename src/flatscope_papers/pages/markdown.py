@@ -14,37 +14,37 @@ ESCAPED = {sign: f"\\{sign}" for sign in "\\|*~$`[]"} | {"<": "&lt;", "&": "&amp
 AFTER = "†"  # claim or range set after first results were seen
 
 
-def text(words: str) -> str:
+def escaped_words(words: str) -> str:
     """Words as they are to be read: signs that mean something in Markdown or HTML do not here."""
     return "".join(ESCAPED.get(sign, sign) for sign in words)
 
 
-def capital(words: str) -> str:
+def capitalised(words: str) -> str:
     """Words with a capital at the beginning; a Greek letter is a symbol and stays as it is."""
     return words[:1].upper() + words[1:] if words[:1].isascii() else words
 
 
-def sentence(words: str) -> str:
+def escaped_sentence(words: str) -> str:
     """Words as a sentence, escaped."""
-    return f"{capital(text(words)).rstrip('.')}."
+    return f"{capitalised(escaped_words(words)).rstrip('.')}."
 
 
-def small(words: str) -> str:
+def words_in_small_print(words: str) -> str:
     """Words in small print, escaped; nothing for none."""
-    return f"<sub>{text(words)}</sub>" if words else ""
+    return f"<sub>{escaped_words(words)}</sub>" if words else ""
 
 
-def table(header: Iterable[str], rows: Iterable[Iterable[object]]) -> list[str]:
+def table_lines(header: Iterable[str], rows: Iterable[Iterable[object]]) -> list[str]:
     """Lines of a table; cells are Markdown already."""
     titles = list(header)
-    return [_line(titles), _line("---" for _ in titles), *map(_line, rows)]
+    return [_table_line(titles), _table_line("---" for _ in titles), *map(_table_line, rows)]
 
 
-def _line(cells: Iterable[object]) -> str:
+def _table_line(cells: Iterable[object]) -> str:
     return "| " + " | ".join(str(cell) for cell in cells) + " |"
 
 
-def brief(answer: Answer) -> str:
+def brief_number(answer: Answer) -> str:
     """A number for those who want to know what came out, and the interval: two digits, or more to tell them apart."""
     if math.isnan(answer.value):
         return "—"
@@ -61,39 +61,44 @@ def brief(answer: Answer) -> str:
     return f"{value} [{low}, {high}]"
 
 
-def told(finding: Finding) -> str:
+def number_with_meaning(finding: Finding) -> str:
     """The number of a headline with what it is."""
-    return f"{finding.claim.quantity} {brief(finding.answer)}".strip()
+    return f"{finding.claim.quantity} {brief_number(finding.answer)}".strip()
 
 
-def figure(path: str, words: str) -> str:
+def figure_link(path: str, words: str) -> str:
     """A picture that leads to itself in full: wide ones are smaller on the page, and scroll on a phone."""
-    return f"[![{text(words)}]({path})]({path})"
+    return f"[![{escaped_words(words)}]({path})]({path})"
 
 
-def verdict(finding: Finding) -> str:
+def verdict_with_sign(finding: Finding) -> str:
     """Sign and word, whether it holds in part, and whether it was set after first results were seen."""
     mark = AFTER if finding.claim.after_results else ""
-    part = "<br><sub>holds in part</sub>" if finding.in_part else ""
+    part = "<br><sub>holds in part</sub>" if finding.holds_in_wider_range else ""
     return f"{SIGNS[finding.verdict]}&nbsp;{finding.verdict}{mark}{part}"
 
 
-def outcome(finding: Finding) -> str:
+def number_and_verdict(finding: Finding) -> str:
     """Number and verdict, in a line."""
-    return f"{text(brief(finding.answer))}, {finding.verdict}"
+    return f"{escaped_words(brief_number(finding.answer))}, {finding.verdict}"
 
 
 CLAIM_HEADER = ("verdict", "claim", "paper", "here")
 
 
-def claim_row(entry: Entry) -> tuple[str, str, str, str]:
+def claim_table_row(entry: Entry) -> tuple[str, str, str, str]:
     """Verdict, claim, what the paper has, what came out here with all there is to know about it."""
     claim, answer = entry.finding.claim, entry.finding.answer
-    elsewhere = "; ".join(f"{scale} scale: {outcome(other)}" for scale, other in entry.turned.items())
-    here = [text(answer_text(answer)), small(answer.note), small(claim.comment), f"<sub>{elsewhere}</sub>"]
+    elsewhere = "; ".join(f"{scale} scale: {number_and_verdict(other)}" for scale, other in entry.turned.items())
+    here = [
+        escaped_words(answer_text(answer)),
+        words_in_small_print(answer.note),
+        words_in_small_print(claim.comment),
+        f"<sub>{elsewhere}</sub>",
+    ]
     return (
-        verdict(entry.finding),
-        f"{text(claim.statement)}<br>{small(f'{claim.where}: {claim.number}')}",
-        f"{text(claim.reported)}<br>{small(claim.rule)}",
+        verdict_with_sign(entry.finding),
+        f"{escaped_words(claim.statement)}<br>{words_in_small_print(f'{claim.where}: {claim.number}')}",
+        f"{escaped_words(claim.reported)}<br>{words_in_small_print(claim.rule)}",
         "<br>".join(part for part in here if part and part != "<sub></sub>"),
     )

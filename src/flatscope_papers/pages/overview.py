@@ -20,8 +20,25 @@ from flatscope_papers.claims import (
     UNTESTABLE,
     range_text,
 )
-from flatscope_papers.pages.markdown import AFTER, brief, capital, figure, table, text, told
-from flatscope_papers.reproduction import AT_PAPER_SCALE, GROUPS, REDUCED, Entry, Results, entries, latest, matrix
+from flatscope_papers.pages.markdown import (
+    AFTER,
+    brief_number,
+    capitalised,
+    escaped_words,
+    figure_link,
+    number_with_meaning,
+    table_lines,
+)
+from flatscope_papers.reproduction import (
+    AT_PAPER_SCALE,
+    GROUPS,
+    REDUCED,
+    Entry,
+    Results,
+    claim_entries,
+    result_at_largest_scale,
+    verdict_counts_by_group,
+)
 from flatscope_papers.study_registry import studies
 from flatscope_papers.toml_files import FOUR_PAPERS, paper_words
 
@@ -59,16 +76,16 @@ by their results, or are counted elsewhere."""
 PLACE = re.compile(r"\{([\w-]+) ([\w/-]+)\}")
 
 
-def overview(results: Results, folder: str = "papers") -> str:
+def overview_page(results: Results, folder: str = "papers") -> str:
     """The page as Markdown.
 
     Args:
         results: by study and scale.
         folder: of the other pages, as seen from this one.
     """
-    found = entries(results)
+    found = claim_entries(results)
     papers = [paper for paper in FOUR_PAPERS if any(entry.study.paper == paper for entry in found)]
-    parts = {p: _paper(p, [e for e in found if e.study.paper == p], found, results, folder) for p in papers}
+    parts = {p: _paper_section(p, [e for e in found if e.study.paper == p], found, results, folder) for p in papers}
     errata = sum(entry.finding.claim.kind == ERRATUM for entry in found)
     turned = sum(bool(entry.turned) and entry.finding.counts for entry in found)
     links = [
@@ -77,46 +94,46 @@ def overview(results: Results, folder: str = "papers") -> str:
         f"[Costs and commands]({folder}/costs.md): how every study was run, and runs again",
         f"[Coverage]({folder}/coverage.md): every item of the papers, where it is here, and what checks it",
     ]
-    lines = ["# What holds of the four papers", "", *counts_by_kind(found), ""]
+    lines = ["# What holds of the four papers", "", *verdict_counts_by_kind_of_claim(found), ""]
     lines += [f"[How to read it](#legend). {AFTER} claim or range set after first results were seen.", ""]
     lines += itertools.chain.from_iterable(parts.values())
     lines += ['<a id="legend"></a>', "", "## How to read it", "", LEGEND, "", BELOW, "", "## How often", ""]
-    lines += [*_counts(found, folder), "", *(f"- {link}" for link in links)]
+    lines += [*_verdict_counts_table(found, folder), "", *(f"- {link}" for link in links)]
     return "\n".join(lines)
 
 
-def counts_by_kind(found: Iterable[Entry]) -> list[str]:
+def verdict_counts_by_kind_of_claim(found: Iterable[Entry]) -> list[str]:
     """One table: kinds of claims of the papers by what became of them."""
     counts: dict[str, Counter[str]] = {}
-    for (_, group), verdicts in matrix(found).items():
+    for (_, group), verdicts in verdict_counts_by_group(found).items():
         counts.setdefault(group, Counter()).update(verdicts)
     shown = [verdict for verdict in SIGNS if any(verdicts[verdict] for verdicts in counts.values())]
     rows = [[KIND_WORDS[g], *(counts[g][verdict] or "" for verdict in shown)] for g in GROUPS if g in counts]
-    return table(["claims", *(f"{SIGNS[verdict]} {verdict}" for verdict in shown)], rows)
+    return table_lines(["claims", *(f"{SIGNS[verdict]} {verdict}" for verdict in shown)], rows)
 
 
-def three_lines(paper: str, found: Sequence[Entry]) -> list[str]:
+def summary_in_three_lines(paper: str, found: Sequence[Entry]) -> list[str]:
     """Sentences on claims that hold, that do not, and that depend on the setting; none where results say otherwise."""
     words, by_claim = paper_words(paper), {(e.study.name, e.finding.claim.key): e.finding for e in found}
-    if not _verdicts(found).issuperset(words.rests_on):
+    if not _verdict_names(found).issuperset(words.rests_on):
         return []
 
     def number(place: re.Match[str]) -> str:
         finding = by_claim[place[1], place[2]]
-        return f"**{text(brief(finding.answer))}**{AFTER if finding.claim.after_results else ''}"
+        return f"**{escaped_words(brief_number(finding.answer))}**{AFTER if finding.claim.after_results else ''}"
 
     parts = zip(LINES, (words.holds, words.fails, words.depends), strict=True)
-    return [f"**{label}.** {PLACE.sub(number, text(said))}" for label, said in parts if said]
+    return [f"**{label}.** {PLACE.sub(number, escaped_words(said))}" for label, said in parts if said]
 
 
-def headlines(found: Iterable[Entry]) -> dict[str, list[Entry]]:
+def headline_claims_by_verdict(found: Iterable[Entry]) -> dict[str, list[Entry]]:
     """The claims that a paper is read for, by what became of them."""
     chosen = [entry for entry in found if entry.finding.claim.headline]
     ordered = sorted(chosen, key=lambda entry: list(GROUPS).index(entry.group))
     return {part: [e for e in ordered if e.finding.verdict in verdicts] for part, verdicts in PARTS.items()}
 
 
-def badge(found: Sequence[Entry]) -> str:
+def judged_studies_badge(found: Sequence[Entry]) -> str:
     """Number of studies of a paper that are judged at its scale, and which are not, in a few words."""
     counted = [entry for entry in found if entry.finding.counts]
     judged = {e.study.name for e in counted if e.scale == "paper" and e.finding.verdict != UNTESTABLE}
@@ -125,58 +142,67 @@ def badge(found: Sequence[Entry]) -> str:
     return f"{len(judged)} of {len({entry.study.name for entry in counted})} studies judged at paper scale{names}"
 
 
-def _paper(paper: str, own: Sequence[Entry], found: Sequence[Entry], results: Results, folder: str) -> list[str]:
+def _paper_section(
+    paper: str, own: Sequence[Entry], found: Sequence[Entry], results: Results, folder: str
+) -> list[str]:
     """Thesis, three lines, figure; the claims that it is read for behind a fold."""
     words = paper_words(paper)
-    lines = [f'<a id="{paper}"></a>', "", f"## {capital(FOUR_PAPERS[paper])}", "", f"*{text(words.says)}*", ""]
-    lines += [*(f"- {line}" for line in three_lines(paper, found)), ""]
-    if latest(results.get(words.figure, {})):
+    lines = [
+        f'<a id="{paper}"></a>',
+        "",
+        f"## {capitalised(FOUR_PAPERS[paper])}",
+        "",
+        f"*{escaped_words(words.says)}*",
+        "",
+    ]
+    lines += [*(f"- {line}" for line in summary_in_three_lines(paper, found)), ""]
+    if result_at_largest_scale(results.get(words.figure, {})):
         declared = studies()[words.figure]
-        lines += [figure(f"{folder}/images/{words.figure}.png", f"{declared.figure}: {declared.title}"), ""]
-    chosen = headlines(own)
-    chosen["Does not hold"] += _against(own, words.rests_on)
+        lines += [figure_link(f"{folder}/images/{words.figure}.png", f"{declared.figure}: {declared.title}"), ""]
+    chosen = headline_claims_by_verdict(own)
+    chosen["Does not hold"] += _contradicted_claims_below_summary(own, words.rests_on)
     number = sum(map(len, chosen.values()))
     lines += [f'<details markdown="1"><summary>{number} claims with their numbers</summary>', ""]
     for part, claims in chosen.items():
         if claims:
             of = sum(entry.finding.verdict in PARTS[part] for entry in own if entry.finding.counts)
-            lines += [f"**{part}** ({len(claims)} of {of} claims shown)", "", *map(_item, claims), ""]
-    return [*lines, "</details>", "", f"[Every study]({folder}/{paper}.md) · *{badge(own)}*", ""]
+            lines += [f"**{part}** ({len(claims)} of {of} claims shown)", "", *map(_claim_list_item, claims), ""]
+    return [*lines, "</details>", "", f"[Every study]({folder}/{paper}.md) · *{judged_studies_badge(own)}*", ""]
 
 
-def _against(own: Iterable[Entry], rests_on: Iterable[str]) -> list[Entry]:
+def _contradicted_claims_below_summary(own: Iterable[Entry], rests_on: Iterable[str]) -> list[Entry]:
     """Contradicted claims that the three lines rest on and that are no headlines: what is held against a paper."""
     named = set(rests_on)
     others = [entry for entry in own if not entry.finding.claim.headline]
-    return [e for e in others if e.finding.verdict == CONTRADICTED and _verdicts([e]) <= named]
+    return [e for e in others if e.finding.verdict == CONTRADICTED and _verdict_names([e]) <= named]
 
 
-def _verdicts(found: Iterable[Entry]) -> set[str]:
+def _verdict_names(found: Iterable[Entry]) -> set[str]:
     """Study, key and verdict of claims, as `rests_on` names them."""
     return {f"{entry.study.name} {entry.finding.claim.key} {entry.finding.verdict}" for entry in found}
 
 
-def _item(entry: Entry) -> str:
+def _claim_list_item(entry: Entry) -> str:
     claim = entry.finding.claim
     scales = {REDUCED: " *(reduced scale)*", IDENTITY: " *(theorem or identity)*", OWN: " *(our own test)*"}
     scale = scales.get(entry.group, "")
     mark = AFTER if claim.after_results else ""
-    number, sign = text(told(entry.finding)), SIGNS[entry.finding.verdict]
-    why = f" (not tested: {text(entry.finding.answer.note)})" if entry.finding.verdict == UNTESTABLE else ""
+    number, sign = escaped_words(number_with_meaning(entry.finding)), SIGNS[entry.finding.verdict]
+    why = f" (not tested: {escaped_words(entry.finding.answer.note)})" if entry.finding.verdict == UNTESTABLE else ""
     rule = f"to hold: {typeset(range_text(claim.holds))}{mark}"
-    if entry.finding.in_part and claim.partly:
+    if entry.finding.holds_in_wider_range and claim.partly:
         rule = f"holds in part: {typeset(range_text(claim.partly))}; {rule}"
-    said, reported = text(claim.headline or claim.statement), text(claim.reported)
+    said, reported = escaped_words(claim.headline or claim.statement), escaped_words(claim.reported)
     return f"- {sign} {said}: **{number}**; {rule}; paper: {reported}{scale}{why}"
 
 
-def _counts(found: Sequence[Entry], folder: str) -> list[str]:
-    counts = matrix(found)
+def _verdict_counts_table(found: Sequence[Entry], folder: str) -> list[str]:
+    counts = verdict_counts_by_group(found)
     shown = [verdict for verdict in SIGNS if any(row[verdict] for row in counts.values())]
     rows, before = [], ""
     for paper, group in itertools.product(FOUR_PAPERS, GROUPS):
         if (paper, group) in counts:
-            name = "" if paper == before else f"[{capital(text(FOUR_PAPERS[paper]))}]({folder}/{paper}.md)"
+            name = "" if paper == before else f"[{capitalised(escaped_words(FOUR_PAPERS[paper]))}]({folder}/{paper}.md)"
             rows.append([name, GROUPS[group], *(counts[paper, group][verdict] or "" for verdict in shown)])
             before = paper
-    return table(["paper", "kind", *(f"{SIGNS[verdict]} {verdict}" for verdict in shown)], rows)
+    return table_lines(["paper", "kind", *(f"{SIGNS[verdict]} {verdict}" for verdict in shown)], rows)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 
-from flatscope_papers.pages.markdown import capital, table, text
+from flatscope_papers.pages.markdown import capitalised, escaped_words, table_lines
 from flatscope_papers.toml_files import FOUR_PAPERS
 
 SAYS = """\
@@ -36,7 +36,7 @@ class Row:
 
 
 @functools.cache
-def coverage() -> dict[str, tuple[Row, ...]]:
+def coverage_rows() -> dict[str, tuple[Row, ...]]:
     """The rows of every paper."""
     whole = tomllib.loads(files(__package__).joinpath("coverage.toml").read_text(encoding="utf-8"))
     return {paper: tuple(Row(**row) for row in rows) for paper, rows in whole.items()}
@@ -44,31 +44,31 @@ def coverage() -> dict[str, tuple[Row, ...]]:
 
 def coverage_page() -> str:
     """One line for every item."""
-    rows = coverage()
+    rows = coverage_rows()
     number = sum(len(row.items) for own in rows.values() for row in own)
     weaker = sum(len(row.items) for own in rows.values() for row in own if row.lacks)
     lines = ["# Coverage", "", SAYS, "", f"{number} items; {weaker} of them are weaker here than in the paper.", ""]
     for paper, own in rows.items():
         count = sum(len(row.items) for row in own)
-        lines += [f"## {capital(FOUR_PAPERS[paper])}", ""]
+        lines += [f"## {capitalised(FOUR_PAPERS[paper])}", ""]
         lines += [f'<details markdown="1"><summary>{count} items</summary>', ""]
-        cells = [_cells(item, row) for row in own for item in row.items]
-        lines += [*table(["item", "where", "reached by", "checked by", "weaker"], cells), "", "</details>", ""]
+        cells = [_coverage_cells(item, row) for row in own for item in row.items]
+        lines += [*table_lines(["item", "where", "reached by", "checked by", "weaker"], cells), "", "</details>", ""]
     return "\n".join(lines)
 
 
-def _cells(item: str, row: Row) -> list[str]:
-    reached = ", ".join(_shown(way) for way in row.by)
-    checked = ", ".join(_shown(check) for check in row.check)
-    return [text(item), f"`{row.where}`", reached, checked, text(row.lacks)]
+def _coverage_cells(item: str, row: Row) -> list[str]:
+    reached = ", ".join(_code_place_in_words(way) for way in row.by)
+    checked = ", ".join(_code_place_in_words(check) for check in row.check)
+    return [escaped_words(item), f"`{row.where}`", reached, checked, escaped_words(row.lacks)]
 
 
-def _shown(name: str) -> str:
+def _code_place_in_words(name: str) -> str:
     """A way or a check in code, with what it is in words before it; a claim leads to its study."""
     kind, _, own = name.rpartition(" ") if not name.startswith("claim ") else ("claim", "", name.removeprefix("claim "))
     if kind == "claim":
         study, key = own.split()
-        return f"[{study}: {text(key)}]({study.partition('-')[0]}.md#{study})"
+        return f"[{study}: {escaped_words(key)}]({study.partition('-')[0]}.md#{study})"
     if "::" in own:
         file, _, test = own.partition("::")
         return f"`{file.rpartition('/')[2]}: {test}`"

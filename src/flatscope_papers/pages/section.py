@@ -12,7 +12,7 @@ from markupsafe import Markup
 
 from flatscope.extend import Part, Section, fragment
 from flatscope_papers.claims import CONTRADICTED, HOLDS, INCONCLUSIVE, NOT_JUDGED, SIGNS, UNTESTABLE
-from flatscope_papers.pages.markdown import capital
+from flatscope_papers.pages.markdown import capitalised
 from flatscope_papers.study_result import StudyResult
 from flatscope_papers.toml_files import FOUR_PAPERS
 
@@ -42,29 +42,29 @@ def report_section(studies: Mapping[str, StudyResult], _: Mapping[str, int]) -> 
         "studies": studies,
         "anchors": {name: f"{study.name}-{study.scale}" for name, study in studies.items()},
         "papers": FOUR_PAPERS,
-        "shown_papers": {paper: capital(FOUR_PAPERS.get(paper, paper)) for paper in order},
+        "shown_papers": {paper: capitalised(FOUR_PAPERS.get(paper, paper)) for paper in order},
         "shown_verdicts": {verdict: verdict for verdict in BADGES if any(count[verdict] for count in counts.values())},
         "badges": BADGES,
         "signs": SIGNS,
         "few": FEW,
     }
-    pictures = {name: address(study.svg) if study.svg else "" for name, study in studies.items()}
+    pictures = {name: image_address_of_svg(study.svg) if study.svg else "" for name, study in studies.items()}
     body = fragment("studies.html", package=__package__, pictures=pictures, **values)
     summary = fragment("study_summary.html", package=__package__, counts=counts, **values)
     return Part(
         summary,
         [Section("studies", "Studies", body, open=True)],
-        {"studies": _provenance(studies)},
-        style=_text_of("studies.css"),
-        script=_text_of("studies.js"),
+        {"studies": _common_provenance(studies)},
+        style=_study_intro_text("studies.css"),
+        script=_study_intro_text("studies.js"),
     )
 
 
-def _text_of(name: str) -> str:
+def _study_intro_text(name: str) -> str:
     return files(__package__).joinpath(name).read_text(encoding="utf-8")
 
 
-def address(svg: str) -> Markup:
+def image_address_of_svg(svg: str) -> Markup:
     """A picture as the address of an image, for an attribute in single quotes.
 
     As text, with positions to a hundredth of a point, it takes half of what base64 of the file would: a page may hold
@@ -78,26 +78,26 @@ def address(svg: str) -> Markup:
     text = STYLES.sub(lambda found: found[0].replace("; ", ";").replace(": ", ":"), text)
     referenced = set(re.findall(r"#([\w-]+)", text))
     text = NAMES.sub(lambda found: found[0] if found[1] in referenced else "", text)
-    text = PLACES.sub(lambda found: found[1] + _short(found[2]), text)
-    text = ALIKE.sub(_styled_once, text)
+    text = PLACES.sub(lambda found: found[1] + _rounded_svg_positions(found[2]), text)
+    text = ALIKE.sub(_marks_grouped_by_style, text)
     for sign, written in IN_ADDRESS.items():
         text = text.replace(sign, written)
     return Markup(f"data:image/svg+xml;charset=utf-8,{text}")
 
 
-def _styled_once(marks: re.Match[str]) -> str:
+def _marks_grouped_by_style(marks: re.Match[str]) -> str:
     """Marks of one style as a group that has it."""
     style = f' style="{marks[1]}"'
     return f"<g{style}>{marks[0].replace(style, '')}</g>"
 
 
-def _short(places: str) -> str:
+def _rounded_svg_positions(places: str) -> str:
     """Positions to a hundredth of a point, and no blanks around the letters of a path."""
     rounded = DECIMALS.sub(lambda number: f"{float(number[0]):.2f}".rstrip("0").rstrip("."), places)
     return re.sub(r" ?([A-Za-z]) ?", r"\1", rounded)
 
 
-def _provenance(studies: Mapping[str, StudyResult]) -> dict[str, str]:
+def _common_provenance(studies: Mapping[str, StudyResult]) -> dict[str, str]:
     """Common provenance of the runs; each study tells below its claims how it was run."""
     told = {key: [study.provenance.get(key) for study in studies.values()] for key in ("version", "torch", "device")}
     return {key: ", ".join(dict.fromkeys(str(value) for value in values if value)) for key, values in told.items()}

@@ -29,16 +29,22 @@ from flatscope_papers.petzka2019.lenet import (
     RULES,
     SIZES,
     event_looks,
-    judged_number,
-    look_table,
-    readings,
-    rule_seen,
-    stages,
-    summary_notes,
-    with_gaps,
+    lenet_look_table,
+    lenet_stages,
+    lenet_training_notes,
+    looks_by_reading_of_variance,
+    looks_with_gaps,
+    number_of_judged_networks,
+    stop_rule_in_looks,
 )
-from flatscope_papers.petzka2019.stop_rules import ENOUGH, Rule, answer_at, judged_at, turn
-from flatscope_papers.stratified import within
+from flatscope_papers.petzka2019.stop_rules import (
+    ENOUGH,
+    Rule,
+    correlation_answer_at_rule,
+    networks_judged_at_rule,
+    sign_change_epochs_in_words,
+)
+from flatscope_papers.stratified import correlation_within_strata
 
 TRACE, TOP = "kappa_trace/fc3", "kappa/fc3"
 NOW, FORMER = "accuracy of at least 15 %", "loss below chance"
@@ -54,105 +60,115 @@ KINDS = {
 def figure_1_of_table(table: pd.DataFrame, scale: str) -> Analysis:
     """Claims and figure of a saved table: its correlations as they are, its looks again."""
     along, looked = (table[table["kind"] == kind].dropna(axis="columns", how="all") for kind in ("correlation", "look"))
-    return _analysis(with_gaps(looked, scale), along, scale, table)
+    return _figure_1_analysis(looks_with_gaps(looked, scale), along, scale, table)
 
 
-@study("petzka2019-fig1", stages=stages, from_table=figure_1_of_table)
+@study("petzka2019-fig1", stages=lenet_stages, from_table=figure_1_of_table)
 def figure_1(runs: Runs) -> Analysis:
     """κ and κ_τ of LeNet-5's layer 5 against the generalization error, as a function of the stop rule.
 
     Four initialisations, four batch sizes, nine seeds; every network is looked at after a list of epochs, and when its
     mini-batch losses first fall below a list of limits.
     """
-    seen = look_table(runs)
-    along = along_training(seen)
-    table = pd.concat([along.assign(kind="correlation"), in_brief(seen).assign(kind="look")], ignore_index=True)
-    analysis = _analysis(seen, along, runs.scale, table)
-    return replace(analysis, notes=(*summary_notes(seen, runs), *analysis.notes))
+    seen = lenet_look_table(runs)
+    along = correlations_of_lenet_along_training(seen)
+    table = pd.concat(
+        [along.assign(kind="correlation"), looks_to_five_digits(seen).assign(kind="look")], ignore_index=True
+    )
+    analysis = _figure_1_analysis(seen, along, runs.scale, table)
+    return replace(analysis, notes=(*lenet_training_notes(seen, runs), *analysis.notes))
 
 
-def _analysis(seen: pd.DataFrame, along: pd.DataFrame, scale: str, table: pd.DataFrame) -> Analysis:
-    own, trained = readings(seen)["σ = 0.1"], judged_number(scale)
+def _figure_1_analysis(seen: pd.DataFrame, along: pd.DataFrame, scale: str, table: pd.DataFrame) -> Analysis:
+    own, trained = looks_by_reading_of_variance(seen)["σ = 0.1"], number_of_judged_networks(scale)
     fallen = event_looks(seen)
     at_loss = fallen if len(fallen) else own
-    low, lower = (rule_seen(at_loss, rule) for rule in RULES[:2])
+    low, lower = (stop_rule_in_looks(at_loss, rule) for rule in RULES[:2])
     last = Rule("epoch", SIZES["paper"]["looks"][-1] if scale == "paper" else int(own["epoch"].max()))
     judged = along[(along["reading"] == "σ = 0.1") & along["variant"].isin([JUDGED, *at_loss["variant"]])]
     judged = judged[judged["exclusion"] == NOW] if "exclusion" in judged else judged
     found = {
-        "trace": answer_at(at_loss, low, trained, TRACE),
-        "trace_lower_loss": answer_at(at_loss, lower, trained, TRACE),
-        "trace_gradient": answer_at(own, RULES[2], trained, TRACE),
-        "trace_last_epoch": answer_at(own, last, trained, TRACE),
-        "trace_within": within_at(own, last, trained, TRACE),
-        "trace_common": answer_at(own, Rule("epoch", int(own["epoch"].max())), trained, TRACE),
-        **extremes(judged, trained),
-        "eigenvalue": answer_at(at_loss, low, trained, TOP),
-        "stronger": stronger(at_loss, low, trained),
+        "trace": correlation_answer_at_rule(at_loss, low, trained, TRACE),
+        "trace_lower_loss": correlation_answer_at_rule(at_loss, lower, trained, TRACE),
+        "trace_gradient": correlation_answer_at_rule(own, RULES[2], trained, TRACE),
+        "trace_last_epoch": correlation_answer_at_rule(own, last, trained, TRACE),
+        "trace_within": correlation_within_batch_sizes(own, last, trained, TRACE),
+        "trace_common": correlation_answer_at_rule(own, Rule("epoch", int(own["epoch"].max())), trained, TRACE),
+        **extreme_correlations_over_epochs(judged, trained),
+        "eigenvalue": correlation_answer_at_rule(at_loss, low, trained, TOP),
+        "stronger": excess_correlation_of_kappa_trace(at_loss, low, trained),
     }
-    turns = [f"κ_τ of {name}: {turn(judged, f'kappa_trace/{layer}')}" for layer, name in LAYERS.items()]
-    return Analysis(table, found, lambda figure: _draw(figure, own, judged), notes=tuple(turns))
+    turns = [
+        f"κ_τ of {name}: {sign_change_epochs_in_words(judged, f'kappa_trace/{layer}')}"
+        for layer, name in LAYERS.items()
+    ]
+    return Analysis(table, found, lambda figure: _draw_figure_1(figure, own, judged), notes=tuple(turns))
 
 
-def within_at(seen: pd.DataFrame, rule: Rule, trained: int, column: str) -> Answer:
+def correlation_within_batch_sizes(seen: pd.DataFrame, rule: Rule, trained: int, column: str) -> Answer:
     """Pearson's correlation with the gap within batch sizes, pooled over them, where the rule stops the networks."""
-    points, missing = judged_at(seen, rule, trained)
+    points, missing = networks_judged_at_rule(seen, rule, trained)
     if missing:
         return Answer(math.nan, runs=len(points), note=missing)
     pooled = f"pooled over batch sizes {points[column].corr(points['gap']):.2f}"
-    return within(points[column], points["gap"], points["batch"], "pearson", pooled)
+    return correlation_within_strata(points[column], points["gap"], points["batch"], "pearson", pooled)
 
 
-def extremes(along: pd.DataFrame, trained: int) -> dict[str, Answer]:
+def extreme_correlations_over_epochs(along: pd.DataFrame, trained: int) -> dict[str, Answer]:
     """The highest and the lowest correlation of κ_τ over the epochs at which nearly all networks are there."""
     of_trace = along[(along["measure"] == TRACE) & (along["target"] == "gap") & along["rule"].str.startswith("epoch")]
     enough = of_trace[of_trace["networks"] >= ENOUGH * trained]
     if enough.empty:
         return {name: Answer(math.nan, runs=0, note="no epoch with enough networks") for name in ("highest", "lowest")}
     ordered = enough.sort_values("pearson", kind="stable")
-    return {"highest": _as_answer(ordered.iloc[-1]), "lowest": _as_answer(ordered.iloc[0])}
+    return {
+        "highest": _answer_of_correlation_row(ordered.iloc[-1]),
+        "lowest": _answer_of_correlation_row(ordered.iloc[0]),
+    }
 
 
-def _as_answer(row: pd.Series) -> Answer:
+def _answer_of_correlation_row(row: pd.Series) -> Answer:
     words = f"after {row['rule']}; by rank {row['spearman']:.2f}, within batch sizes {row['within_batch']:.2f}"
     low, high = (None if pd.isna(row[end]) else float(row[end]) for end in ("low", "high"))
     return Answer(float(row["pearson"]), low, high, int(row["networks"]), words)
 
 
-def in_brief(seen: pd.DataFrame) -> pd.DataFrame:
+def looks_to_five_digits(seen: pd.DataFrame) -> pd.DataFrame:
     """The looks to five digits, without what is the difference of two columns: a small file."""
     kept = seen.drop(columns=[*stop_rules.TARGETS, "former"])
-    return in_few_digits(kept)
+    return frame_to_five_digits(kept)
 
 
-def in_few_digits(frame: pd.DataFrame) -> pd.DataFrame:
+def frame_to_five_digits(frame: pd.DataFrame) -> pd.DataFrame:
     """The frame with its numbers to five digits."""
     rounded, numbers = frame.copy(), frame.select_dtypes("float")
     rounded[numbers.columns] = numbers.map(lambda value: float(f"{value:.5g}"))
     return rounded
 
 
-def along_training(seen: pd.DataFrame) -> pd.DataFrame:
+def correlations_of_lenet_along_training(seen: pd.DataFrame) -> pd.DataFrame:
     """The correlations of every variant, reading and exclusion at every rule."""
     parts = []
-    for variant, (exclusion, there) in itertools.product(seen["variant"].unique(), exclusions(seen).items()):
-        for reading, rows in readings(there, variant).items():
+    for variant, (exclusion, there) in itertools.product(
+        seen["variant"].unique(), looks_by_exclusion_rule(seen).items()
+    ):
+        for reading, rows in looks_by_reading_of_variance(there, variant).items():
             fallen = rows["below"].notna()
             first = () if fallen.all() else RULES  # looks at limits alone say nothing of other rules
             events = EVENTS if fallen.any() else ()
-            found = stop_rules.correlations(rows, COLUMNS, stop_rules.rules(rows, (*first, *events)))
+            found = stop_rules.correlations_by_stop_rule(rows, COLUMNS, stop_rules.stop_rules(rows, (*first, *events)))
             parts.append(found.assign(variant=variant, reading=reading, exclusion=exclusion))
-    return in_few_digits(pd.concat(parts, ignore_index=True))
+    return frame_to_five_digits(pd.concat(parts, ignore_index=True))
 
 
-def exclusions(seen: pd.DataFrame) -> dict[str, pd.DataFrame]:
+def looks_by_exclusion_rule(seen: pd.DataFrame) -> dict[str, pd.DataFrame]:
     """The looks that count, and beside them those that the first rule left: without losses at or above chance."""
     return {NOW: seen, FORMER: seen[seen["former"]]} if not seen["former"].all() else {NOW: seen}
 
 
-def stronger(seen: pd.DataFrame, rule: Rule, trained: int) -> Answer:
+def excess_correlation_of_kappa_trace(seen: pd.DataFrame, rule: Rule, trained: int) -> Answer:
     """Correlation of κ_τ minus the absolute one of κ: positive only where κ_τ correlates in the paper's direction."""
-    points, missing = judged_at(seen, rule, trained)
+    points, missing = networks_judged_at_rule(seen, rule, trained)
     if missing:
         return Answer(math.nan, runs=len(points), note=missing)
     # The largest of r and −r is |r|, and the interval then holds for both signs at once.
@@ -164,7 +180,7 @@ def stronger(seen: pd.DataFrame, rule: Rule, trained: int) -> Answer:
 MARKERS = dict(zip(INITS, "os^Dv", strict=True))
 
 
-def _draw(figure: Figure, seen: pd.DataFrame, along: pd.DataFrame) -> None:
+def _draw_figure_1(figure: Figure, seen: pd.DataFrame, along: pd.DataFrame) -> None:
     """κ_τ of 84→10 against the epoch, with its highest and lowest; below it all measures of both layers."""
     figure.set_size_inches(7.0, 7.6)
     halves: Any = figure.subfigures(2, 1, height_ratios=(1.15, 1.0))
@@ -173,21 +189,23 @@ def _draw(figure: Figure, seen: pd.DataFrame, along: pd.DataFrame) -> None:
     of_trace = along[along["measure"] == TRACE]
     for number, (value, label) in enumerate(KINDS.items()):
         line = of_trace[of_trace["target"] == "gap"]
-        stop_rules.draw_line(curve, line, value, f"C{number}", label, band=value == "pearson")
-    stop_rules.finish(curve, along)
+        stop_rules.draw_correlation_line(curve, line, value, f"C{number}", label, band=value == "pearson")
+    stop_rules.label_correlation_panel(curve, along)
     curve.axhline(0.91, color="0.5", lw=0.8, ls=":")
     curve.text(1.0, 0.93, "0.91 in the paper", fontsize=7, va="bottom")
-    _mark_ends(curve, of_trace)
+    _mark_extreme_correlations(curve, of_trace)
     curve.set_title("κ_τ of 84→10: correlation with test − training loss", fontsize=9)
-    scatter(points, seen[seen["epoch"] == seen["epoch"].max()], {TRACE: "κ_τ of 84→10"})
+    draw_measure_against_gap(points, seen[seen["epoch"] == seen["epoch"].max()], {TRACE: "κ_τ of 84→10"})
     for axes, (layer, name) in zip(below.subplots(1, 2, sharey=True), LAYERS.items(), strict=True):
-        stop_rules.draw_along(axes, along, {f"{measure}/{layer}": label for measure, label in MEASURES.items()})
+        stop_rules.draw_correlations_along_training(
+            axes, along, {f"{measure}/{layer}": label for measure, label in MEASURES.items()}
+        )
         axes.set_title(name, fontsize=9)
         axes.set_xlabel("epoch, and the first looks below a limit")
     curve.set_xlabel("epoch, and the first looks below a limit")
 
 
-def _mark_ends(axes: Any, of_trace: pd.DataFrame) -> None:
+def _mark_extreme_correlations(axes: Any, of_trace: pd.DataFrame) -> None:
     """The highest and the lowest correlation over the epochs, written beside their points."""
     line = of_trace[(of_trace["target"] == "gap") & of_trace["rule"].str.startswith("epoch")]
     if line.empty:
@@ -201,7 +219,7 @@ def _mark_ends(axes: Any, of_trace: pd.DataFrame) -> None:
         axes.annotate(words, (epoch, value), xytext=(0, above), textcoords="offset points", ha="center", fontsize=7)
 
 
-def scatter(axes: Any, points: pd.DataFrame, column: Mapping[str, str]) -> None:
+def draw_measure_against_gap(axes: Any, points: pd.DataFrame, column: Mapping[str, str]) -> None:
     """The networks at one moment, as in the paper: brighter for larger batches."""
     [(name, label)] = column.items()
     shades = {batch: place for place, batch in enumerate(sorted(points["batch"].unique()))}

@@ -45,7 +45,7 @@ def train_and_follow(configs: list[dict[str, Any]], store: Store, report: Report
     followed = _Followed(configs, data, device)
     last = max(config["train"]["epochs"] for config in configs)
     with store.unfinished(configs) as folder:
-        followed.go_on_in(folder)
+        followed.resume_in_folder(folder)
 
         def after_epoch(epoch: int, view: PopulationView) -> None:
             followed.look(epoch, view)
@@ -62,7 +62,7 @@ def train_and_follow(configs: list[dict[str, Any]], store: Store, report: Report
             show_progress=False,
         )
         for number, config in enumerate(configs):
-            _write(number, config, population, followed.rows[number], store)
+            _write_followed_trial(number, config, population, followed.rows[number], store)
 
 
 class _Followed:
@@ -78,7 +78,7 @@ class _Followed:
         self.rows: list[list[dict[str, Any]]] = [[] for _ in configs]
         self._before: dict[int, Tensor] = {}  # weights one epoch before a look
 
-    def go_on_in(self, folder: Path | None) -> None:
+    def resume_in_folder(self, folder: Path | None) -> None:
         """Keep what is seen in that folder; work that was broken off there goes on."""
         self._folder = folder
         if folder is not None and (folder / SEEN_FILE).exists():
@@ -96,10 +96,10 @@ class _Followed:
             [trial for trial in view.active if when in self._configs[trial]["follow"]["epochs"]]
             for when in (epoch, epoch + 1)
         )
-        below = {trial: passed for trial in view.active if (passed := self._fallen_below(trial, view))}
+        below = {trial: passed for trial in view.active if (passed := self._smallest_loss_limit_reached(trial, view))}
         due = [trial for trial in view.active if trial in planned or trial in below]
         if due:
-            for trial, row in self._seen(due, epoch, view).items():
+            for trial, row in self._measures_by_trial(due, epoch, view).items():
                 self.rows[trial].append(row | {"below": below.get(trial, math.nan)})
         for trial in next_time:
             self._before[trial] = self._last_weight(trial, view)
@@ -111,7 +111,7 @@ class _Followed:
         if due:
             write_whole(self._folder / SEEN_FILE, json_bytes(to_json({"rows": self.rows})))
 
-    def _fallen_below(self, trial: int, view: PopulationView) -> float | None:
+    def _smallest_loss_limit_reached(self, trial: int, view: PopulationView) -> float | None:
         """The smallest limit below which the mean of the mini-batch losses is in this epoch for the first time."""
         limits = self._configs[trial]["follow"].get("losses")
         if not limits:
@@ -120,25 +120,29 @@ class _Followed:
         loss = view.batch_loss(trial)
         return min((limit for limit in limits if loss < limit < last), default=None)
 
-    def _seen(self, trials: Sequence[int], epoch: int, view: PopulationView) -> dict[int, dict[str, Any]]:
+    def _measures_by_trial(self, trials: Sequence[int], epoch: int, view: PopulationView) -> dict[int, dict[str, Any]]:
         follow = self._configs[trials[0]]["follow"]
-        rows = {trial: {"epoch": epoch, **errors} for trial, errors in self._errors(trials, epoch, view).items()}
+        rows = {
+            trial: {"epoch": epoch, **errors} for trial, errors in self._errors_by_trial(trials, epoch, view).items()
+        }
         for trial, row in rows.items():
             row["gradient"] = self._mean_gradient(trial, epoch, view)
         for entry in view.measure(follow["measures"], follow["layers"], trials=trials).to_dict("records"):
             rows[entry["trial"]] |= {f"{name}/{entry['layer']}": float(entry[name]) for name in follow["measures"]}
         if "factor" in follow:
             factors = [self._configs[trial]["follow"]["factor"] for trial in trials]
-            for trial, moved in moved_by_rewriting(view, trials, follow["measures"], follow["layers"], factors).items():
+            for trial, moved in change_by_layer_rescaling(
+                view, trials, follow["measures"], follow["layers"], factors
+            ).items():
                 rows[trial]["moved"] = moved
         return rows
 
-    def _errors(self, trials: Sequence[int], epoch: int, view: PopulationView) -> dict[int, dict[str, float]]:
+    def _errors_by_trial(self, trials: Sequence[int], epoch: int, view: PopulationView) -> dict[int, dict[str, float]]:
         """Losses and errors: of the history, where the networks have just been evaluated for it."""
         known = {trial: view.row(trial) for trial in trials}
         if all(row.get("epoch") == epoch for row in known.values()):
             return {trial: {name: row[name] for name in ERRORS} for trial, row in known.items()}
-        parts = [evaluated(view, trials, self._samples[part]) for part in ("train", "test")]
+        parts = [loss_and_error_of_trials(view, trials, self._samples[part]) for part in ("train", "test")]
         return {
             trial: dict(zip(ERRORS, (*train, *test), strict=True))
             for trial, train, test in zip(trials, *parts, strict=True)
@@ -162,7 +166,7 @@ class _Followed:
         return last.double()
 
 
-def evaluated(view: PopulationView, trials: Sequence[int], samples: Pair) -> list[tuple[float, float]]:
+def loss_and_error_of_trials(view: PopulationView, trials: Sequence[int], samples: Pair) -> list[tuple[float, float]]:
     """Mean loss and share of wrong answers of these networks, all at once."""
     template = view.model(trials[0]).to(samples[0].device)
     places = [view.active.index(trial) for trial in trials]
@@ -182,7 +186,7 @@ def evaluated(view: PopulationView, trials: Sequence[int], samples: Pair) -> lis
     return found
 
 
-def moved_by_rewriting(
+def change_by_layer_rescaling(
     view: PopulationView, trials: Sequence[int], measures: Sequence[str], layers: Sequence[str], factors: Sequence[int]
 ) -> dict[int, float]:
     """Largest relative change of a measure when the last layer is multiplied and the one before it divided.
@@ -213,13 +217,16 @@ def moved_by_rewriting(
     moved: dict[int, float] = {}
     for old, new in zip(then.to_dict("records"), now.to_dict("records"), strict=True):
         trial, layer = old["trial"], old["layer"]
-        due = {name: old[name] * law(f"{name}/{layer}", factor[trial], last, before) for name in measures}
+        due = {
+            name: old[name] * predicted_factor_of_layer_measure(f"{name}/{layer}", factor[trial], last, before)
+            for name in measures
+        }
         change = max(abs(new[name] / due[name] - 1) if due[name] else 0.0 for name in measures)
         moved[trial] = max(moved.get(trial, 0.0), change)
     return moved
 
 
-def law(column: str, factor: float, last: str = "fc3", before: str = "fc2") -> float:
+def predicted_factor_of_layer_measure(column: str, factor: float, last: str = "fc3", before: str = "fc2") -> float:
     """By what `measure/layer` is multiplied when the last layer is and the one before it is divided."""
     measure, _, layer = column.partition("/")
     if measure not in ("layer_trace", "layer_max_eigenvalue"):
@@ -227,7 +234,7 @@ def law(column: str, factor: float, last: str = "fc3", before: str = "fc2") -> f
     return {last: factor**-2, before: factor**2}[layer]
 
 
-def _write(
+def _write_followed_trial(
     number: int, config: dict[str, Any], population: Population, rows: list[dict[str, Any]], store: Store
 ) -> None:
     diverged = bool(population.frame()["diverged"].iloc[number])

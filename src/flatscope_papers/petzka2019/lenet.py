@@ -26,7 +26,7 @@ from flatscope.inputs import Data, load
 from flatscope_papers.declaration import Runs, Stage
 from flatscope_papers.petzka2019.followed_networks import train_and_follow
 from flatscope_papers.petzka2019.stop_rules import Rule
-from flatscope_papers.toml_files import grid
+from flatscope_papers.toml_files import settings_by_scale
 
 RULES = (Rule("train_loss", 0.1), Rule("train_loss", 0.01), Rule("gradient", 1e-5))
 LOOK_BELOW = (1.0, 0.5, 0.3, 0.2, 0.1, 0.03, 0.01)  # mean of the mini-batch losses of an epoch
@@ -63,7 +63,7 @@ VARIANTS: Mapping[str, dict[str, Any]] = {
 EVALUATE_EVERY = 10  # epochs; a look then need not evaluate again
 CHANCE = 0.99 * float(np.log(10))  # the loss of a network that tells no class from another, but for one per cent
 LARGEST_ERROR = 0.85  # above it a network has not learned; left out
-SIZES = grid(__name__)
+SIZES = settings_by_scale(__name__)
 
 
 def centred_cifar10() -> Data:
@@ -74,19 +74,20 @@ def centred_cifar10() -> Data:
     return Data(data.name, train, test, data.classes, notes=data.notes)
 
 
-def stages(scale: str) -> list[Stage]:
+def lenet_stages(scale: str) -> list[Stage]:
     """One unit per variant: all its networks train side by side."""
     size = SIZES[scale]
     setups = [
         (init, batch) for init, batch, _ in itertools.product(size["inits"], size["batches"], range(size["seeds"]))
     ]
     units = [
-        [_config(size, variant, number, *setup) for number, setup in enumerate(setups)] for variant in size["epochs"]
+        [_lenet_config(size, variant, number, *setup) for number, setup in enumerate(setups)]
+        for variant in size["epochs"]
     ]
     return [Stage(units, train_and_follow)]
 
 
-def _config(size: Mapping[str, Any], variant: str, number: int, init: str, batch: int) -> dict[str, Any]:
+def _lenet_config(size: Mapping[str, Any], variant: str, number: int, init: str, batch: int) -> dict[str, Any]:
     own, epochs = VARIANTS[variant], size["epochs"][variant]
     data = dict(size["data"])
     if data["name"] == "cifar10":
@@ -116,7 +117,7 @@ def _config(size: Mapping[str, Any], variant: str, number: int, init: str, batch
     }
 
 
-def look_table(runs: Runs) -> pd.DataFrame:
+def lenet_look_table(runs: Runs) -> pd.DataFrame:
     """One row per network and look: settings, errors, gaps, measures.
 
     `gap` is the mean test loss minus the mean training loss: the paper's 5 Σ_test − Σ_train over 50,000. Networks are
@@ -133,10 +134,10 @@ def look_table(runs: Runs) -> pd.DataFrame:
             "factor": config["follow"]["factor"],
         }
         parts.append(stored.frame("followed").assign(**settings))
-    return with_gaps(pd.concat([part for part in parts if len(part)], ignore_index=True), runs.scale)
+    return looks_with_gaps(pd.concat([part for part in parts if len(part)], ignore_index=True), runs.scale)
 
 
-def with_gaps(seen: pd.DataFrame, scale: str) -> pd.DataFrame:
+def looks_with_gaps(seen: pd.DataFrame, scale: str) -> pd.DataFrame:
     """The looks at networks that have learned, with both gaps; `former`, whether the first rule had left them in."""
     seen = seen.copy()
     for target, of in (("gap", "loss"), ("error_gap", "error")):
@@ -148,7 +149,7 @@ def with_gaps(seen: pd.DataFrame, scale: str) -> pd.DataFrame:
     return seen[seen["train_error"] <= worst].reset_index(drop=True)
 
 
-def rule_seen(seen: pd.DataFrame, rule: Rule) -> Rule:
+def stop_rule_in_looks(seen: pd.DataFrame, rule: Rule) -> Rule:
     """The rule as these looks have it: a training loss is met where mini-batches fall below it, if that was seen."""
     if rule.column == "train_loss" and seen["below"].notna().any():
         return Rule("below", rule.limit)
@@ -162,20 +163,20 @@ def event_looks(seen: pd.DataFrame) -> pd.DataFrame:
     return own if len(own) else fallen[fallen["variant"] == "rounded"]
 
 
-def readings(seen: pd.DataFrame, variant: str = JUDGED) -> dict[str, pd.DataFrame]:
+def looks_by_reading_of_variance(seen: pd.DataFrame, variant: str = JUDGED) -> dict[str, pd.DataFrame]:
     """The networks of a variant, with either reading of the variance of the normal initialisation."""
     own = seen[seen["variant"] == variant]
     narrow = {"σ = 0.1": own[own["init"] != OTHER_READING]}
     return narrow | ({"σ² = 0.1": own[own["init"] != "normal"]} if OTHER_READING in set(own["init"]) else {})
 
 
-def judged_number(scale: str) -> int:
+def number_of_judged_networks(scale: str) -> int:
     """Number of networks in the judged correlations, lost ones included."""
     size = SIZES[scale]
     return len([init for init in size["inits"] if init != OTHER_READING]) * len(size["batches"]) * int(size["seeds"])
 
 
-def summary_notes(seen: pd.DataFrame, runs: Runs) -> tuple[str, ...]:
+def lenet_training_notes(seen: pd.DataFrame, runs: Runs) -> tuple[str, ...]:
     """Notes on the training: the losses reached, where the rules stopped, and networks that never learned."""
     notes = []
     configs = runs.stages[0].configs

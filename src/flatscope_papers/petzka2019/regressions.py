@@ -18,10 +18,10 @@ from flatscope.training import Store, corrupt_labels
 from flatscope_papers import intervals
 from flatscope_papers.claims import Answer
 from flatscope_papers.declaration import Analysis, Config, Measured, Runs, Stage, each_trial, study
-from flatscope_papers.toml_files import grid
+from flatscope_papers.toml_files import settings_by_scale
 
 SampleLoss = Callable[[Tensor, Tensor], Tensor]
-SIZES = grid(__name__)
+SIZES = settings_by_scale(__name__)
 DELTAS = (0.3, 0.1, 0.03, 0.01, 0.003, 0.001)
 
 
@@ -37,7 +37,7 @@ def ridge(config: Config, store: Store) -> Measured:
         model.weight.copy_(torch.randn(1, config["features"], generator=generator, dtype=torch.float64))
     kappa = measure(Problem(model, train=(x, y), loss="mse"), "kappa").layer("kappa")
     top = float(torch.linalg.eigvalsh(x.T @ x / len(x))[-1])
-    squares = summed(lambda outputs, targets: (outputs - targets).square().sum(1), len(x))
+    squares = sum_of_losses(lambda outputs, targets: (outputs - targets).square().sum(1), len(x))
     of_sum = measure(Problem(model, train=(x, y), loss=squares), "kappa").layer("kappa")
     metrics = {
         "kappa": next(iter(kappa.values())),
@@ -48,7 +48,7 @@ def ridge(config: Config, store: Store) -> Measured:
     return Measured(metrics)
 
 
-def summed(loss: SampleLoss, samples: int) -> SampleLoss:
+def sum_of_losses(loss: SampleLoss, samples: int) -> SampleLoss:
     """A loss whose mean over so many samples is the sum of `loss`, which the paper's proofs and its constant c have.
 
     Every κ and ρ of it is that of the mean times the number of samples; correlations are the same.
@@ -82,10 +82,10 @@ def ridge_study(runs: Runs) -> Analysis:
         axes.set_xlabel("‖w‖²")
         axes.set_ylabel("κ / (2 λ_max)")
 
-    return Analysis(table, ridge_found(table), draw)
+    return Analysis(table, ridge_claim_answers(table), draw)
 
 
-def ridge_found(table: pd.DataFrame) -> dict[str, Answer]:
+def ridge_claim_answers(table: pd.DataFrame) -> dict[str, Answer]:
     """κ against its closed form, and against the constant as printed."""
     of_sum = table["expected"] * table["samples"]
     sides = {
@@ -95,7 +95,7 @@ def ridge_found(table: pd.DataFrame) -> dict[str, Answer]:
     }
     notes = {"printed": "a sum in place of the mean: too large by the number of samples"}
     return {
-        key: intervals.largest((kappa - due).abs() / due, notes.get(key, ""), of="regressions")
+        key: intervals.largest_over_networks((kappa - due).abs() / due, notes.get(key, ""), of="regressions")
         for key, (kappa, due) in sides.items()
     }
 
@@ -103,7 +103,7 @@ def ridge_found(table: pd.DataFrame) -> dict[str, Answer]:
 @each_trial("feature robustness")
 def feature_robustness(config: Config, store: Store) -> Measured:
     """Worst-case and random feature robustness of a softmax regression at its exact minimum, for falling δ."""
-    model, x, y = minimum(config["samples"], config["features"], config["seed"])
+    model, x, y = softmax_regression_at_minimum(config["samples"], config["features"], config["seed"])
     problem = Problem(model, train=(x, y))
     ctx = Context(problem)
     kappa = next(iter(measure(problem, "kappa", context=ctx).layer("kappa").values()))
@@ -116,12 +116,14 @@ def feature_robustness(config: Config, store: Store) -> Measured:
             row[kind] = next(iter(found.layer("feature_robustness").values()))
         rows.append(row)
     gradient = math.sqrt(sum(float(part.square().sum()) for part in ctx.gradient().values()))
-    metrics = {"kappa": kappa, "gradient_norm": gradient, **remarks(config["seed"])}
-    metrics |= injected(model, x, y, **config["noise"], seed=config["seed"])
+    metrics = {"kappa": kappa, "gradient_norm": gradient, **appendix_d_remarks(config["seed"])}
+    metrics |= loss_rise_by_injected_noise(model, x, y, **config["noise"], seed=config["seed"])
     return Measured(metrics, frames={"deltas": pd.DataFrame(rows)})
 
 
-def injected(model: nn.Linear, x: Tensor, y: Tensor, delta: float, draws: int, seed: int) -> dict[str, float]:
+def loss_rise_by_injected_noise(
+    model: nn.Linear, x: Tensor, y: Tensor, delta: float, draws: int, seed: int
+) -> dict[str, float]:
     """Appendices C.1 and D.1 with random orthogonal A: the mean rise, that under noise of its own for each sample.
 
     A x is uniform on the sphere of radius ‖x‖; noise of that law, drawn anew for every sample, must raise the loss as
@@ -147,7 +149,7 @@ def injected(model: nn.Linear, x: Tensor, y: Tensor, delta: float, draws: int, s
     return {f"{kind}_rise": float(np.mean(values)) for kind, values in rises.items()} | {"norm_ratio": max(ratios)}
 
 
-def minimum(samples: int, features: int, seed: int) -> tuple[nn.Linear, Tensor, Tensor]:
+def softmax_regression_at_minimum(samples: int, features: int, seed: int) -> tuple[nn.Linear, Tensor, Tensor]:
     """A softmax regression on principal components of the digits, two fifths of the labels random, at its minimum.
 
     With so many wrong labels the classes cannot be separated, so that the minimum is at finite weights.
@@ -172,7 +174,7 @@ def minimum(samples: int, features: int, seed: int) -> tuple[nn.Linear, Tensor, 
     model.zero_grad()
     for _ in range(3):  # the last digits, by Newton
         weight = model.weight.detach()
-        slope, curvature = _derivatives(weight, x, y)
+        slope, curvature = _gradient_and_hessian(weight, x, y)
         # Least squares: adding one vector to all classes changes nothing, so that the Hessian is singular.
         step = torch.linalg.lstsq(curvature, slope[:, None], driver="gelsd").solution[:, 0]
         with torch.no_grad():
@@ -180,7 +182,7 @@ def minimum(samples: int, features: int, seed: int) -> tuple[nn.Linear, Tensor, 
     return model, x, y
 
 
-def _derivatives(weight: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+def _gradient_and_hessian(weight: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """Gradient and Hessian of the mean cross-entropy, flat."""
 
     def loss(flat: Tensor) -> Tensor:
@@ -189,14 +191,14 @@ def _derivatives(weight: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     return torch.func.grad(loss)(weight.flatten()), torch.func.hessian(loss)(weight.flatten())
 
 
-def remarks(seed: int, epsilon: float = 0.01) -> dict[str, float]:
+def appendix_d_remarks(seed: int, epsilon: float = 0.01) -> dict[str, float]:
     """The two remarks of appendix D as numbers: the norm that separates close samples, and the convolution identity."""
     generator = torch.Generator().manual_seed(seed)
     separating = torch.tensor([[1.0, -1 / epsilon], [0.0, 1 / epsilon]], dtype=torch.float64)
     kernel, other = torch.randn(2, 3, generator=generator, dtype=torch.float64)
     signal = torch.randn(8, generator=generator, dtype=torch.float64)
     # W and W_A: the two kernels as matrices that slide over the signal; V a right inverse of W.
-    matrix, moved = (_sliding(values, len(signal)) for values in (kernel, other))
+    matrix, moved = (_sliding_window_matrix(values, len(signal)) for values in (kernel, other))
     inverse = torch.linalg.pinv(matrix)
     delta = 0.1
     one_way = matrix @ signal + delta * moved @ signal
@@ -207,7 +209,7 @@ def remarks(seed: int, epsilon: float = 0.01) -> dict[str, float]:
     }
 
 
-def _sliding(kernel: Tensor, size: int) -> Tensor:
+def _sliding_window_matrix(kernel: Tensor, size: int) -> Tensor:
     rows = size - len(kernel) + 1
     matrix = torch.zeros(rows, size, dtype=kernel.dtype)
     for row in range(rows):
@@ -236,12 +238,14 @@ def feature_robustness_study(runs: Runs) -> Analysis:
     lowest, highest = table["ratio"].min(), table["ratio"].max()
     excess = frame["matrix_rise"] / frame["noise_rise"] - 1
     found = {
-        "bound": intervals.largest(by_delta[0.001], _gradients(frame), of="regressions"),
-        "order": intervals.mean(by_delta[0.3] - by_delta[0.001], f"ratios from {lowest:.2f} to {highest:.2f}"),
-        "norm": intervals.largest(frame["norm_ratio"], of="regressions"),
-        "noise": intervals.mean(excess),
+        "bound": intervals.largest_over_networks(by_delta[0.001], _gradient_norms_in_words(frame), of="regressions"),
+        "order": intervals.mean_over_runs(
+            by_delta[0.3] - by_delta[0.001], f"ratios from {lowest:.2f} to {highest:.2f}"
+        ),
+        "norm": intervals.largest_over_networks(frame["norm_ratio"], of="regressions"),
+        "noise": intervals.mean_over_runs(excess),
         "separating": Answer.exact(float(frame["separating_norm"].min())),
-        "convolution": intervals.largest(frame["convolution_error"], of="kernels"),
+        "convolution": intervals.largest_over_networks(frame["convolution_error"], of="kernels"),
     }
 
     def draw(figure: Figure) -> None:
@@ -257,10 +261,10 @@ def feature_robustness_study(runs: Runs) -> Analysis:
         axes.set_xlabel("δ")
         axes.set_ylabel("rise of the loss")
 
-    return Analysis(table.reset_index(drop=True), found, draw, notes=(_orders_note(by_delta),))
+    return Analysis(table.reset_index(drop=True), found, draw, notes=(_remainder_orders_in_words(by_delta),))
 
 
-def order_of_rest(by_delta: pd.DataFrame, near: float = 0.003, far: float = 0.01) -> pd.Series[float]:
+def order_of_remainder(by_delta: pd.DataFrame, near: float = 0.003, far: float = 0.01) -> pd.Series[float]:
     """Order in δ of what the rise has beyond a multiple of δ², for each regression, from ratios by δ.
 
     The change since the smallest δ is taken, so that the limit of the ratio need not be known; a rest of third order
@@ -272,8 +276,8 @@ def order_of_rest(by_delta: pd.DataFrame, near: float = 0.003, far: float = 0.01
     return orders
 
 
-def _orders_note(by_delta: pd.DataFrame) -> str:
-    small, larger = order_of_rest(by_delta), order_of_rest(by_delta, 0.01, 0.03)
+def _remainder_orders_in_words(by_delta: pd.DataFrame) -> str:
+    small, larger = order_of_remainder(by_delta), order_of_remainder(by_delta, 0.01, 0.03)
     return (
         f"what the worst rise has beyond a multiple of δ² is of order {small.min():.2f} to {small.max():.2f} in δ from "
         f"δ = 0.003 to 0.01 (mean {small.mean():.2f}; the paper has 3) and {larger.min():.2f} to {larger.max():.2f} "
@@ -282,5 +286,5 @@ def _orders_note(by_delta: pd.DataFrame) -> str:
     )
 
 
-def _gradients(frame: pd.DataFrame) -> str:
+def _gradient_norms_in_words(frame: pd.DataFrame) -> str:
     return f"gradient norms up to {np.max(frame['gradient_norm']):.1e}"

@@ -46,14 +46,14 @@ class Rule:
         return reached.drop_duplicates("network")
 
 
-def rules(looks: pd.DataFrame, limits: Iterable[Rule] = ()) -> list[Rule]:
+def stop_rules(looks: pd.DataFrame, limits: Iterable[Rule] = ()) -> list[Rule]:
     """Every epoch after which half of the networks or more were looked at, then those of `limits`."""
     there = looks.groupby("epoch")["network"].nunique()
     common = there.index[there >= looks["network"].nunique() / 2]
     return [*(Rule("epoch", int(epoch)) for epoch in sorted(common)), *limits]
 
 
-def correlations(looks: pd.DataFrame, columns: Sequence[str], at: Sequence[Rule]) -> pd.DataFrame:
+def correlations_by_stop_rule(looks: pd.DataFrame, columns: Sequence[str], at: Sequence[Rule]) -> pd.DataFrame:
     """One row per rule, measure and target: Pearson (with an interval for the loss), by rank, with something held.
 
     Args:
@@ -72,21 +72,27 @@ def correlations(looks: pd.DataFrame, columns: Sequence[str], at: Sequence[Rule]
                 row = {"rule": rule.name, "measure": column, "target": target, "networks": len(known)}
                 row["pearson"] = float(known[column].corr(known[target]))
                 if target == "gap":
-                    found = intervals.correlation(known[column], known[target])
+                    found = intervals.correlation_with_interval(known[column], known[target])
                     row |= {"low": found.low, "high": found.high}
                 row["spearman"] = float(known[column].corr(known[target], method="spearman"))
-                rows.append(row | {name: holding(known, column, held, target) for name, held in HELD.items()})
+                rows.append(
+                    row
+                    | {
+                        name: correlation_holding_setting_fixed(known, column, held, target)
+                        for name, held in HELD.items()
+                    }
+                )
     return pd.DataFrame(rows)
 
 
-def holding(points: pd.DataFrame, column: str, held: str, target: str = "gap") -> float:
+def correlation_holding_setting_fixed(points: pd.DataFrame, column: str, held: str, target: str = "gap") -> float:
     """Pearson's correlation with the batch size, the initialisation or the training loss held fixed."""
     fixed = points[held].astype(str) if held in ("batch", "init") else points[held]
     frame = pd.DataFrame({"measure": points[column], "target": points[target], "held": fixed})
     return partial_correlation(frame, "measure", "target", ["held"], "pearson").value
 
 
-def judged_at(looks: pd.DataFrame, rule: Rule, trained: int) -> tuple[pd.DataFrame, str]:
+def networks_judged_at_rule(looks: pd.DataFrame, rule: Rule, trained: int) -> tuple[pd.DataFrame, str]:
     """The networks where the rule stops them, and why nothing can be judged there, if so.
 
     Args:
@@ -101,24 +107,29 @@ def judged_at(looks: pd.DataFrame, rule: Rule, trained: int) -> tuple[pd.DataFra
     return points, f"{len(points)} of {trained} networks came to {rule.name} in {until} epochs"
 
 
-def answer_at(looks: pd.DataFrame, rule: Rule, trained: int, column: str) -> Answer:
+def correlation_answer_at_rule(looks: pd.DataFrame, rule: Rule, trained: int, column: str) -> Answer:
     """Pearson's correlation of a measure with the gap where the rule stops the networks; no number if too few."""
-    points, missing = judged_at(looks, rule, trained)
+    points, missing = networks_judged_at_rule(looks, rule, trained)
     if missing:
         of_some = f"; over these it is {points[column].corr(points['gap']):.2f}" if len(points) > 3 else ""
         return Answer(math.nan, runs=len(points), note=missing + of_some)
-    return intervals.correlation(points[column], points["gap"], note=told(points, column))
+    return intervals.correlation_with_interval(
+        points[column], points["gap"], note=partial_correlations_in_words(points, column)
+    )
 
 
-def told(points: pd.DataFrame, column: str) -> str:
+def partial_correlations_in_words(points: pd.DataFrame, column: str) -> str:
     """The same by rank, with each setting and the training loss held fixed, and for the gap of the error."""
     ranked = points[column].corr(points["gap"], method="spearman")
-    held = [f"{name.replace('_', ' ')} {holding(points, column, what):.2f}" for name, what in HELD.items()]
+    held = [
+        f"{name.replace('_', ' ')} {correlation_holding_setting_fixed(points, column, what):.2f}"
+        for name, what in HELD.items()
+    ]
     errors = f"against the gap of the error {points[column].corr(points['error_gap']):.2f}"
     return "; ".join([f"by rank {ranked:.2f}", *held, errors])
 
 
-def turn(along: pd.DataFrame, column: str) -> str:
+def sign_change_epochs_in_words(along: pd.DataFrame, column: str) -> str:
     """Epochs at which the correlation with the gap changes its sign, in words."""
     line = along[(along["measure"] == column) & (along["target"] == "gap") & along["rule"].str.startswith("epoch")]
     values = dict(zip(line["rule"].str.split().str[1].astype(int), line["pearson"], strict=True))
@@ -133,22 +144,26 @@ def turn(along: pd.DataFrame, column: str) -> str:
     return f"{ends}; " + (f"the sign turns by epoch {', '.join(map(str, signs))}" if signs else "its sign never turns")
 
 
-def draw_along(axes: Any, along: pd.DataFrame, lines: Mapping[str, str], *, value: str = "pearson") -> None:
+def draw_correlations_along_training(
+    axes: Any, along: pd.DataFrame, lines: Mapping[str, str], *, value: str = "pearson"
+) -> None:
     """Correlation with the gap against the epoch, and at the other rules to the right of it.
 
     Args:
         axes: where to draw.
-        along: as `correlations` gives it.
+        along: as `correlations_by_stop_rule` gives it.
         lines: label by measure.
         value: which correlation.
     """
     for number, (column, label) in enumerate(lines.items()):
         line = along[(along["measure"] == column) & (along["target"] == "gap")]
-        draw_line(axes, line, value, f"C{number}", label, band=number == 0 and value == "pearson")
-    finish(axes, along)
+        draw_correlation_line(axes, line, value, f"C{number}", label, band=number == 0 and value == "pearson")
+    label_correlation_panel(axes, along)
 
 
-def draw_line(axes: Any, line: pd.DataFrame, value: str, colour: str, label: str, *, band: bool = False) -> None:
+def draw_correlation_line(
+    axes: Any, line: pd.DataFrame, value: str, colour: str, label: str, *, band: bool = False
+) -> None:
     """One correlation against the epoch; at the other rules as a marker."""
     of_epochs = line["rule"].str.startswith("epoch")
     epochs = line[of_epochs]
@@ -162,7 +177,7 @@ def draw_line(axes: Any, line: pd.DataFrame, value: str, colour: str, label: str
     axes.plot(places.max() * 1.5 ** np.arange(1, len(rest) + 1), rest[value], color=colour, marker="D", ms=4, lw=0)
 
 
-def finish(axes: Any, along: pd.DataFrame) -> None:
+def label_correlation_panel(axes: Any, along: pd.DataFrame) -> None:
     """Scale and labels of a panel of correlations: epochs, and to the right of them the other rules."""
     rules_seen = list(along["rule"].unique())
     epochs = [float(rule.split()[1]) for rule in rules_seen if rule.startswith("epoch")]

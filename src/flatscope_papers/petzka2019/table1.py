@@ -17,7 +17,7 @@ from flatscope.training import Store, stored_problem
 from flatscope_papers import intervals
 from flatscope_papers.claims import Answer
 from flatscope_papers.declaration import Analysis, Config, Measured, Runs, Stage, each_trial, study
-from flatscope_papers.toml_files import grid
+from flatscope_papers.toml_files import settings_by_scale
 
 OF_HESSIAN = {"layer_max_eigenvalue": "λ_max", "layer_trace": "Tr"}
 OF_LAYERS = {
@@ -40,10 +40,10 @@ WAYS: Mapping[str, dict[str, Any]] = {
     "layer": {"by": "layer", "low": 5.0, "high": 25.0},  # factors of the paper's section 3
     "neuron": {"by": "unit", "low": 0.2, "high": 5.0},
 }
-SIZES = grid(__name__)
+SIZES = settings_by_scale(__name__)
 
 
-def stages(scale: str) -> list[Stage]:
+def table_1_stages(scale: str) -> list[Stage]:
     """Small networks, trained; then each written in many ways."""
     size = SIZES[scale]
     trained = [
@@ -69,16 +69,18 @@ def written_otherwise(config: Config, store: Store) -> Measured:
     assert isinstance(x, Tensor)
     problem = Problem(stored.model, train=(x, y), dtype=torch.float64)
     x = x.double()
-    before, rows = _values(problem), []
+    before, rows = _measure_values(problem), []
     for way, drawn in config["ways"].items():
         for draw in range(config["number"]):
             seed = config["seed"] * config["number"] + draw
-            after = _values(problem.with_model(rescale(problem.model, x, seed=seed, **drawn)))
-            rows += [{"way": way, "draw": draw, **moved} for moved in changes(before, after)]
-    return Measured({"weights_alone": weights_alone(problem.model, x)}, frames={"changes": pd.DataFrame(rows)})
+            after = _measure_values(problem.with_model(rescale(problem.model, x, seed=seed, **drawn)))
+            rows += [{"way": way, "draw": draw, **moved} for moved in relative_changes_by_rewriting(before, after)]
+    return Measured(
+        {"weights_alone": output_change_without_bias_scaling(problem.model, x)}, frames={"changes": pd.DataFrame(rows)}
+    )
 
 
-def _values(problem: Problem) -> pd.DataFrame:
+def _measure_values(problem: Problem) -> pd.DataFrame:
     ctx, tables = Context(problem), []
     for name in MEASURES:
         measured, form = OVER_LAYERS.get(name, (name, ""))
@@ -87,7 +89,7 @@ def _values(problem: Problem) -> pd.DataFrame:
     return pd.concat(tables, ignore_index=True)[["measure", "layer", "unit", "value"]]
 
 
-def changes(before: pd.DataFrame, after: pd.DataFrame) -> list[dict[str, Any]]:
+def relative_changes_by_rewriting(before: pd.DataFrame, after: pd.DataFrame) -> list[dict[str, Any]]:
     """Relative change of each measure: the largest over layers, within a layer against its largest value."""
     both = before.assign(after=after["value"].to_numpy(float))
     both["moved"], both["size"] = (both["after"] - both["value"]).abs(), both["value"].abs()
@@ -96,7 +98,7 @@ def changes(before: pd.DataFrame, after: pd.DataFrame) -> list[dict[str, Any]]:
     return [{"measure": name, "change": float(value)} for name, value in largest.items()]
 
 
-def weights_alone(model: nn.Module, x: Tensor, factor: float = 10.0) -> float:
+def output_change_without_bias_scaling(model: nn.Module, x: Tensor, factor: float = 10.0) -> float:
     """Relative change of the outputs if the first weight is multiplied and the last divided, and no bias touched."""
     twin = copy.deepcopy(model)
     with torch.no_grad():
@@ -107,26 +109,26 @@ def weights_alone(model: nn.Module, x: Tensor, factor: float = 10.0) -> float:
         return float((twin(x) - outputs).norm() / outputs.norm())
 
 
-@study("petzka2019-table1", stages=stages)
+@study("petzka2019-table1", stages=table_1_stages)
 def table_1(runs: Runs) -> Analysis:
     """Trained networks, each written in many ways that compute the same function, by layers and by neurons."""
     frame, parts = runs.frame(), runs.frames("changes")
     moved = pd.concat([part.assign(network=i) for i, part in enumerate(parts)], ignore_index=True)
-    return Analysis(moved, answers_of(moved, frame["weights_alone"]), lambda figure: _draw(figure, moved))
+    return Analysis(moved, table_1_answers(moved, frame["weights_alone"]), lambda figure: _draw_table_1(figure, moved))
 
 
-def answers_of(moved: pd.DataFrame, alone: Any) -> dict[str, Answer]:
+def table_1_answers(moved: pd.DataFrame, alone: Any) -> dict[str, Answer]:
     """The numbers of the claims."""
 
     def worst(names: Mapping[str, str], ways: tuple[str, ...]) -> Answer:
         chosen = moved[moved["measure"].isin(list(names)) & moved["way"].isin(ways)]
         name = str(chosen.groupby("measure")["change"].max().idxmax())
-        return intervals.largest(chosen.groupby("network")["change"].max(), f"by {names[name]}")
+        return intervals.largest_over_networks(chosen.groupby("network")["change"].max(), f"by {names[name]}")
 
     def least(names: Mapping[str, str], way: str) -> Answer:
         chosen = moved[moved["measure"].isin(list(names)) & (moved["way"] == way)]
         medians = chosen.groupby(["network", "measure"])["change"].median().unstack()
-        return intervals.smallest(medians.min(axis=1))
+        return intervals.smallest_over_networks(medians.min(axis=1))
 
     pair = {name: OF_LAYERS[name] for name in ("kappa", "kappa_trace")}
     return {
@@ -134,11 +136,11 @@ def answers_of(moved: pd.DataFrame, alone: Any) -> dict[str, Answer]:
         "neurons_kept": worst(OF_NEURONS, ("layer", "neuron")),
         "not_by_neurons": least(pair, "neuron"),
         "hessian_moves": least(OF_HESSIAN, "layer"),
-        "weights_alone": intervals.largest(alone, "equation (2) has biases: they must be scaled as well"),
+        "weights_alone": intervals.largest_over_networks(alone, "equation (2) has biases: they must be scaled as well"),
     }
 
 
-def _draw(figure: Figure, moved: pd.DataFrame) -> None:
+def _draw_table_1(figure: Figure, moved: pd.DataFrame) -> None:
     figure.set_size_inches(9.0, 3.8)
     axes = figure.subplots()
     generator = np.random.default_rng(0)

@@ -17,7 +17,7 @@ from torch import Tensor
 FLIP_STEPS = 15
 
 
-def literal_radius(first: Tensor, second: Tensor, x: Tensor, eta: float = 0.0) -> float:
+def printed_activation_radius(first: Tensor, second: Tensor, x: Tensor, eta: float = 0.0) -> float:
     """The right-hand side of (32) without its δ₀(η), for which (31) gives no number; (26) is its last term.
 
     Args:
@@ -34,7 +34,7 @@ def literal_radius(first: Tensor, second: Tensor, x: Tensor, eta: float = 0.0) -
     return min(terms[0] - eta, terms[-1])
 
 
-def flips_within(first: Tensor, second: Tensor, x: Tensor, radius: float) -> tuple[int, int]:
+def units_flipped_within_radius(first: Tensor, second: Tensor, x: Tensor, radius: float) -> tuple[int, int]:
     """Units of the first and of the second layer that some change of the path values of that length switches.
 
     For each unit and sample the change is sought by steps to the end of the ball against the gradient: the numbers are

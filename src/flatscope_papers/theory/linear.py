@@ -88,12 +88,12 @@ def minimum_norm(X: Tensor, y: Tensor) -> Tensor:
         >>> [round(w, 9) for w in minimum_norm(torch.tensor([[1.0, 1.0]]), torch.tensor([2.0])).tolist()]
         [1.0, 1.0]
     """
-    X, y = _pair(X, y, "minimum_norm")
+    X, y = _checked_samples(X, y, "minimum_norm")
     solution: Tensor = torch.linalg.lstsq(X, y.unsqueeze(1), driver="gelsd").solution
     return solution.squeeze(1)
 
 
-def step_limit(X: Tensor, stochastic: bool = False) -> float:
+def largest_stable_step(X: Tensor, stochastic: bool = False) -> float:
     """Steps below this converge: 2n/λ_max(XXᵀ) for full gradients, 2/max‖x_i‖² for single samples that all fit."""
     X = X.double()
     if stochastic:
@@ -116,13 +116,13 @@ def descend(
     Args:
         X: inputs (n, d).
         y: targets (n,).
-        lr: compare `step_limit`; above it the run diverges, which is not refused.
+        lr: compare `largest_stable_step`; above it the run diverges, which is not refused.
         steps: how many; for samples, drawn with replacement, one per step.
         stochastic: one sample at a time.
         start: w_0, (d,); 0 by default, from where the limit is the minimum-norm solution.
         seed: of the samples' order.
     """
-    X, y = _pair(X, y, "descend")
+    X, y = _checked_samples(X, y, "descend")
     origin = torch.zeros(X.shape[1], dtype=torch.float64) if start is None else start.detach().double()
     basis = torch.linalg.svd(X, full_matrices=False)
     rows = basis.Vh[basis.S / basis.S.max() > max(X.shape) * torch.finfo(torch.float64).eps]  # (rank, d)
@@ -162,10 +162,10 @@ def max_margin(X: Tensor, y: Tensor, *, uncertain: str = "inputs", bias: bool = 
         >>> [round(number, 9) for number in (float(found.weight[0]), found.bias, found.radius)]
         [0.5, 0.5, 2.0]
     """
-    X, y = _pair(X, y, "max_margin")
+    X, y = _checked_samples(X, y, "max_margin")
     if not bool(((y == 1) | (y == -1)).all()):
         raise InputError("classes -1 and 1", str(sorted(set(y.tolist()))[:4]), where="max_margin")
-    sizes = _sizes(X, uncertain).numpy()
+    sizes = _disturbance_sizes(X, uncertain).numpy()
     signed = (y[:, None] * X).numpy()
     scale = max(float(np.abs(signed).max()), 1e-300)
     G = signed / scale
@@ -173,7 +173,7 @@ def max_margin(X: Tensor, y: Tensor, *, uncertain: str = "inputs", bias: bool = 
         # b/FREE_BIAS takes part in the norm: the active constraints are right, the polish then sets b free.
         G = np.column_stack([G, FREE_BIAS * y.numpy()])
     solution, active = _least_distance(G, sizes)
-    weight, b = _polished(signed, y.numpy(), sizes, active, bias)
+    weight, b = _solve_active_constraints(signed, y.numpy(), sizes, active, bias)
     slack = signed @ weight + y.numpy() * b - sizes
     if slack.min() < -FEASIBLE * max(1.0, sizes.max()):  # the polish lost a constraint that was nearly active
         weight = solution[: X.shape[1]] / scale
@@ -197,7 +197,7 @@ def _least_distance(
     return -residual[:-1] / residual[-1], multipliers > 0
 
 
-def _polished(
+def _solve_active_constraints(
     signed: npt.NDArray[np.float64],
     y: npt.NDArray[np.float64],
     sizes: npt.NDArray[np.float64],
@@ -224,7 +224,7 @@ def logistic_descent(X: Tensor, y: Tensor, *, steps: int = 10_000, lr: float | N
         steps: how many.
         lr: by default 1/L, L = λ_max(XᵀX)/(4n) the largest curvature of the loss.
     """
-    X, y = _pair(X, y, "logistic_descent")
+    X, y = _checked_samples(X, y, "logistic_descent")
     best = max_margin(X, y, bias=False)
     direction = best.weight / best.weight.norm()
     signed = y[:, None] * X
@@ -260,13 +260,13 @@ def robust_hinge(
         radius: ρ.
         uncertain: what is disturbed, as in `max_margin`.
     """
-    X, y = _pair(X, y, "robust_hinge")
-    shift = radius * float(weight.double().norm()) * _sizes(X, uncertain)
+    X, y = _checked_samples(X, y, "robust_hinge")
+    shift = radius * float(weight.double().norm()) * _disturbance_sizes(X, uncertain)
     loss = 1 - y * (X @ weight.double() + bias)
     return float((loss + shift).clamp_min(0).mean()), float((loss.clamp_min(0) + shift).mean())
 
 
-def _sizes(X: Tensor, uncertain: str) -> Tensor:
+def _disturbance_sizes(X: Tensor, uncertain: str) -> Tensor:
     """Change of wᵀx_i by a unit disturbance, in units of ‖w‖."""
     if uncertain not in UNCERTAIN:
         raise InputError(f"uncertain one of {', '.join(UNCERTAIN)}", repr(uncertain), where="linear models")
@@ -275,7 +275,7 @@ def _sizes(X: Tensor, uncertain: str) -> Tensor:
     return X.norm(dim=1) if uncertain == "weights" else X.abs().sum(1)
 
 
-def _pair(X: Tensor, y: Tensor, where: str) -> tuple[Tensor, Tensor]:
+def _checked_samples(X: Tensor, y: Tensor, where: str) -> tuple[Tensor, Tensor]:
     """In float64 on the CPU, and of shapes that fit."""
     if X.dim() != 2 or y.shape != (len(X),) or len(X) == 0:
         raise InputError("inputs (n, d) and targets (n,)", f"{tuple(X.shape)} and {tuple(y.shape)}", where=where)

@@ -16,7 +16,9 @@ SINGULAR = (4.0, 2.0, 1.0)
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 
 
-def mode_times(seed: int, *, start: float = 1e-3, lr: float = 0.01, steps: int = 4000) -> tuple[Floats, Floats, float]:
+def learning_times_of_modes(
+    seed: int, *, start: float = 1e-3, lr: float = 0.01, steps: int = 4000
+) -> tuple[Floats, Floats, float]:
     """Steps at which gradient descent has learned 10 and 90 % of each singular value of a linear map.
 
     White inputs of six dimensions, three outputs, singular values 4, 2, 1 between random bases.
@@ -43,16 +45,16 @@ def mode_times(seed: int, *, start: float = 1e-3, lr: float = 0.01, steps: int =
         for curve, product in zip(seen, (second @ first, whole), strict=True):
             curve.append((left.T @ product @ right[:, :3]).diagonal())
     strengths = [torch.stack(curve) / torch.tensor(SINGULAR, dtype=torch.float64) for curve in seen]
-    deep, direct = (_times(curve) for curve in strengths)
+    deep, direct = (_times_of_tenth_and_nine_tenths(curve) for curve in strengths)
     return deep, direct, float((second @ first - whole).norm() / whole.norm())
 
 
-def _times(curve: Tensor) -> Floats:
+def _times_of_tenth_and_nine_tenths(curve: Tensor) -> Floats:
     """First steps at or above a tenth and nine tenths, (modes, 2)."""
     return np.stack([(curve >= share).to(torch.int8).argmax(0).numpy() + 1.0 for share in (0.1, 0.9)], axis=1)
 
 
-def residual_norm(seed: int, layers: int) -> float:
+def residual_layer_norm(seed: int, layers: int) -> float:
     """Largest Frobenius norm of A_l in a map Π(I + A_l) of so many equal layers: e^M of a random M of norm 1."""
     generator = torch.Generator().manual_seed(seed)
     M = torch.randn(4, 4, generator=generator, dtype=torch.float64)

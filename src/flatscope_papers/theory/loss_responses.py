@@ -76,13 +76,13 @@ def loss_responses(
 
     value = mean_loss(params, x, y)
     return LossResponses(
-        _length(before),
+        _norm_of_tensors(before),
         float(mean_loss(params, swapped_x, swapped_y) - value),
-        _length(_difference(slope(params, swapped_x, swapped_y), before)),
+        _norm_of_tensors(_difference_of_weights(slope(params, swapped_x, swapped_y), before)),
         float(mean_loss(scaled, x, y) - value),
-        _length(_difference(slope(scaled, x, y), before)),
-        _length(grad(along_step)(params)),  # H·τw is the gradient of ⟨∇U, τw⟩
-        abs(tau) * _length(before),
+        _norm_of_tensors(_difference_of_weights(slope(scaled, x, y), before)),
+        _norm_of_tensors(grad(along_step)(params)),  # H·τw is the gradient of ⟨∇U, τw⟩
+        abs(tau) * _norm_of_tensors(before),
     )
 
 
@@ -96,9 +96,9 @@ def relative_factors(depth: int, delta: float) -> tuple[float, float]:
     return (1 + delta) ** depth, 1 + delta
 
 
-def _difference(left: dict[str, Tensor], right: dict[str, Tensor]) -> dict[str, Tensor]:
+def _difference_of_weights(left: dict[str, Tensor], right: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: left[name] - right[name] for name in left}
 
 
-def _length(tensors: dict[str, Tensor]) -> float:
+def _norm_of_tensors(tensors: dict[str, Tensor]) -> float:
     return float(torch.stack([t.double().norm() for t in tensors.values()]).norm())

@@ -56,12 +56,14 @@ def basis_paths(coordinates: PathCoordinates) -> list[Path]:
         if block.layer is None:
             found.extend(((block.name, entry),) for entry in free)
         elif block.is_bias:
-            found.extend(((block.name, unit), *_chain(coordinates, int(block.layer.outputs[unit]))) for unit in free)
+            found.extend(
+                ((block.name, unit), *_path_beyond_class(coordinates, int(block.layer.outputs[unit]))) for unit in free
+            )
         else:
             heads, tails = block.layer.edge_classes(coordinates.params[block.name].shape)
             for entry in free:
-                before = _chain(coordinates, int(tails[entry]), backwards=True)
-                found.append((*before, (block.name, entry), *_chain(coordinates, int(heads[entry]))))
+                before = _path_beyond_class(coordinates, int(tails[entry]), backwards=True)
+                found.append((*before, (block.name, entry), *_path_beyond_class(coordinates, int(heads[entry]))))
     return found
 
 
@@ -90,7 +92,9 @@ def lemma_exponents(coordinates: PathCoordinates, paths: list[Path]) -> Tensor:
     Lemma 5.1 of Yi et al. (2019), exactly: a path e_1 … e_L through hidden units u_1 … u_(L-1) has the value
     Π v(e_k) / Π v(π(u_k)), L factors over L − 1; a frozen edge counts with the value of the path through its unit.
     """
-    column = {path[-1 - _behind(coordinates, path)]: i for i, path in enumerate(basis_paths(coordinates))}
+    column = {
+        path[-1 - _edges_behind_last_free_edge(coordinates, path)]: i for i, path in enumerate(basis_paths(coordinates))
+    }
     through = [(-1, -1), *zip(coordinates.first[0][1:].tolist(), coordinates.first[1][1:].tolist(), strict=True)]
     layers = coordinates.graph.layers
     exponents = torch.zeros(len(paths), coordinates.count, dtype=torch.int64)
@@ -136,7 +140,7 @@ def path_sum(coordinates: PathCoordinates, inputs: Tensor, paths: list[Path] | N
     return outputs
 
 
-def _chain(coordinates: PathCoordinates, number: int, backwards: bool = False) -> Path:
+def _path_beyond_class(coordinates: PathCoordinates, number: int, backwards: bool = False) -> Path:
     """Edges of the suffix of a class, or of its prefix, in forward order."""
     way = coordinates.prefix if backwards else coordinates.suffix
     edges: list[Edge] = []
@@ -147,7 +151,7 @@ def _chain(coordinates: PathCoordinates, number: int, backwards: bool = False) -
     return tuple(reversed(edges)) if backwards else tuple(edges)
 
 
-def _behind(coordinates: PathCoordinates, path: Path) -> int:
+def _edges_behind_last_free_edge(coordinates: PathCoordinates, path: Path) -> int:
     """Edges behind the last one of a basis path that is not frozen."""
     frozen = {block.name: set(block.frozen.tolist()) for block in coordinates.blocks}
     behind = 0

@@ -93,12 +93,12 @@ def network_sides(model: nn.Module, x: Tensor, y: Tensor, radius: float, *, c: f
         everything = float(path_penalty(model, example=x[:1]))
         active = float(path_penalty(model, x))
     loss, n = float(residual.square().mean()), len(x)
-    robust = float((y - model(_attacked(model, x, y, radius)).reshape(-1)).detach().square().mean())
+    robust = float((y - model(_adversarial_inputs(model, x, y, radius)).reshape(-1)).detach().square().mean())
     with_norm = loss + (radius if c is None else c) * everything**0.5
     return NetworkSides(loss + radius**2 / n * everything, robust, with_norm, n * loss + radius**2 * active)
 
 
-def _attacked(model: nn.Module, x: Tensor, y: Tensor, radius: float) -> Tensor:
+def _adversarial_inputs(model: nn.Module, x: Tensor, y: Tensor, radius: float) -> Tensor:
     """Inputs in the balls with large square losses: steps on the sphere along the gradient, best kept per sample."""
     best, best_loss = x, (y - model(x).reshape(-1)).square().detach()
     point = x

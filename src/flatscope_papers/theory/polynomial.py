@@ -62,7 +62,7 @@ class PolynomialActivation(nn.Module):
             raise InputError(expected, got, where="PolynomialActivation")
         self.low, self.high, self.degree, self.outside = low, high, degree, outside
         dtype = dtype or torch.get_default_dtype()
-        fitted = _fitted(low, high, degree)
+        fitted = _least_squares_legendre_coefficients(low, high, degree)
         self.register_buffer("coefficients", torch.tensor(fitted, dtype=dtype))
         self.register_buffer("powers", torch.tensor(legendre.leg2poly(fitted), dtype=dtype))  # of t in [-1, 1]
 
@@ -108,7 +108,7 @@ class PolynomialActivation(nn.Module):
         return f"degree={self.degree}, interval=[{self.low:.4g}, {self.high:.4g}], outside={self.outside}"
 
 
-def _fitted(low: float, high: float, degree: int) -> list[float]:
+def _least_squares_legendre_coefficients(low: float, high: float, degree: int) -> list[float]:
     """Legendre coefficients of the least-squares fit, by Gauss quadrature on both sides of the kink: exact."""
     nodes, weights = legendre.leggauss(degree + 2)
     kink = min(max(-(high + low) / (high - low), -1.0), 1.0)  # where x = 0 lies in t of [-1, 1]
@@ -162,7 +162,7 @@ class PolynomialTwin:
 
         hooks = [a.register_forward_pre_hook(watch(name)) for name, a in self.activations.items()]
         try:
-            _quietly(self.model, x, Operation.run)
+            _replay_without_gradients(self.model, x, Operation.run)
         finally:
             for hook in hooks:
                 hook.remove()
@@ -199,7 +199,7 @@ def polynomial_twin(
         InputError: no ReLU was called.
     """
     twin = copy.deepcopy(model)
-    calls, owners = _recorded(twin, x)
+    calls, owners = _ranges_at_relu_calls(twin, x)
     if not calls:
         raise InputError("a network that calls ReLU", type(model).__name__, where="polynomial_twin")
     dtype = next((p.dtype for p in twin.parameters()), x.dtype)
@@ -248,11 +248,11 @@ class _Answering(nn.Module):
             result: Tensor = activation(values)
             return result
 
-        with watched(_relu_calls(answer)):
+        with watched(_replace_relu_calls(answer)):
             return self.model(*inputs)
 
 
-def _relu_calls(answer: Callable[[Tensor], Tensor]) -> Callable[[Operation], Any]:
+def _replace_relu_calls(answer: Callable[[Tensor], Tensor]) -> Callable[[Operation], Any]:
     """A rule that hands what is given to any form of ReLU to a function, whose answer takes its place."""
 
     def follow(op: Operation) -> Any:
@@ -267,7 +267,7 @@ def _relu_calls(answer: Callable[[Tensor], Tensor]) -> Callable[[Operation], Any
     return follow
 
 
-def _recorded(model: nn.Module, x: Tensor) -> tuple[list[tuple[float, float]], list[str | None]]:
+def _ranges_at_relu_calls(model: nn.Module, x: Tensor) -> tuple[list[tuple[float, float]], list[str | None]]:
     """Range of what each call of ReLU was given, and the name of the ReLU module that made it (None: a function)."""
     calls: list[tuple[float, float]] = []
     owners: list[str | None] = []
@@ -281,13 +281,13 @@ def _recorded(model: nn.Module, x: Tensor) -> tuple[list[tuple[float, float]], l
             owners.append(op.module if op.module in relus else None)
             return values.clamp_min(0)
 
-        return _relu_calls(answer)(op)
+        return _replace_relu_calls(answer)(op)
 
-    _quietly(model, x, follow)
+    _replay_without_gradients(model, x, follow)
     return calls, owners
 
 
-def _quietly(model: nn.Module, x: Tensor, rule: Callable[[Operation], Any]) -> None:
+def _replay_without_gradients(model: nn.Module, x: Tensor, rule: Callable[[Operation], Any]) -> None:
     """One watched pass in eval mode, without gradients; the mode is put back."""
     was_training = model.training
     model.eval()

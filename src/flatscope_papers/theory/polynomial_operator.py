@@ -47,11 +47,11 @@ def monomials(X: Tensor, degree: int, *, homogeneous: bool = False, symmetric: b
     columns = []
     for chosen in itertools.combinations_with_replacement(range(source.shape[1]), degree):
         column = source[:, list(chosen)].prod(1)
-        columns.append(column * math.sqrt(_orderings(chosen)) if symmetric else column)
+        columns.append(column * math.sqrt(_number_of_orderings(chosen)) if symmetric else column)
     return torch.stack(columns, dim=1)
 
 
-def _orderings(chosen: tuple[int, ...]) -> int:
+def _number_of_orderings(chosen: tuple[int, ...]) -> int:
     """In how many orders the same factors can stand."""
     result = math.factorial(len(chosen))
     for repeats in Counter(chosen).values():

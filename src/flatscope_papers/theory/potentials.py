@@ -123,13 +123,13 @@ class TwoBasins:
 
     def flat_share(self, temperature: float) -> float:
         """By quadrature over axis 1 and the distance from it."""
-        axis, _ = _midpoints(*self._range(temperature), ALONG)
+        axis, _ = _midpoints_of_cells(*self._range(temperature), ALONG)
         everything, wide = self._slices(axis, temperature)
         return float(wide.sum() / everything.sum())
 
     def marginal(self, first: Floats, temperature: float) -> Floats:
         """Density of w_1, by the same quadrature."""
-        axis, width = _midpoints(*self._range(temperature), ALONG)
+        axis, width = _midpoints_of_cells(*self._range(temperature), ALONG)
         total = self._slices(axis, temperature)[0].sum() * width
         return np.asarray(self._slices(np.asarray(first, dtype=np.float64), temperature)[0] / total)
 
@@ -144,7 +144,7 @@ class TwoBasins:
             distance, weight = np.zeros(1), np.ones(1)
         else:
             reach = self.radii[1] * (1 + math.sqrt(NEGLIGIBLE * temperature))
-            distance, _ = _midpoints(0.0, reach, ACROSS)
+            distance, _ = _midpoints_of_cells(0.0, reach, ACROSS)
             weight = distance ** (self.dimension - 2)  # the area of a sphere around the axis
         everything, wide_part = np.empty(len(first)), np.empty(len(first))
         for begin in range(0, len(first), 256):
@@ -243,7 +243,7 @@ class ValleyAndPoint:
         one = np.diff(np.sqrt(edges / largest))  # the distribution function of w² is √(q/largest)
         mass = np.ones(1)
         for _ in range(self.dimension - 1):
-            mass = _convolve(mass, one)
+            mass = _convolve_densities(mass, one)
         step = largest / CELLS
         return np.asarray((np.arange(len(mass)) + 0.5 * (self.dimension - 1)) * step), mass
 
@@ -360,12 +360,12 @@ def white_sample_noise(
     return SampleNoise(scale * torch.cat([orthogonal, -orthogonal]), batch_size)
 
 
-def _midpoints(low: float, high: float, cells: int) -> tuple[Floats, float]:
+def _midpoints_of_cells(low: float, high: float, cells: int) -> tuple[Floats, float]:
     width = (high - low) / cells
     return np.asarray(low + width * (np.arange(cells) + 0.5)), width
 
 
-def _convolve(left: Floats, right: Floats) -> Floats:
+def _convolve_densities(left: Floats, right: Floats) -> Floats:
     """By FFT; direct sums would take seconds for thousands of cells."""
     size = len(left) + len(right) - 1
     both = np.fft.rfft(left, size) * np.fft.rfft(right, size)

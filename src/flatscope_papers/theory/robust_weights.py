@@ -55,24 +55,24 @@ def robust_loss(
     return float(worst.mean())
 
 
-def path_change(weights: Tensor, changes: Tensor) -> Tensor:
+def first_order_path_change(weights: Tensor, changes: Tensor) -> Tensor:
     """Δp = Σ_j δw_j Π_{i≠j} w_i to first order, of a path with these weights (…, k): Section 5.3."""
     k = weights.shape[-1]
     others = torch.stack([weights[..., [i for i in range(k) if i != j]].prod(-1) for j in range(k)], dim=-1)
     return (others * changes).sum(-1)
 
 
-def largest_path(epsilon: float, k: int) -> float:
+def largest_robust_path_value(epsilon: float, k: int) -> float:
     """(ε^(k−1)/k)^(k/(k−1)) ≥ Πw_i for non-negative weights with Δp ≤ ε^(k−1) for unit changes, and at most ε^k.
 
     The inequality of means gives it. That each weight is at most ε, as Section 5.3 has it on the way, does not follow.
     """
     if k < 2 or not epsilon > 0:
-        raise InputError("k ≥ 2 and ε > 0", f"{k}, {epsilon}", where="largest_path")
+        raise InputError("k ≥ 2 and ε > 0", f"{k}, {epsilon}", where="largest_robust_path_value")
     return float((epsilon ** (k - 1) / k) ** (k / (k - 1)))
 
 
-def robust_sides(w: Tensor, x: Tensor, y: Tensor, rho: float, c: float = 1.0) -> dict[str, float]:
+def sides_of_robust_inequality(w: Tensor, x: Tensor, y: Tensor, rho: float, c: float = 1.0) -> dict[str, float]:
     """Means over samples behind (42) and (43), for a linear model: residuals r, and s = ρ‖w‖‖x‖.
 
     `ridge` r² + s² (the path-norm side that (42) puts above), `robust` (|r| + s)², the worst square loss over weights

@@ -68,38 +68,40 @@ def stability_beta(lipschitz: float, penalty: float, samples: int) -> float:
     return lipschitz / (penalty * samples)
 
 
-def total_error(r: float, n: int, m: float, samples: float, kind: str, rate: str = "memo") -> float:
+def approximation_and_estimation_error(
+    r: float, n: int, m: float, samples: float, kind: str, rate: str = "memo"
+) -> float:
     """Approximation plus estimation error with r units.
 
     Approximation: r^(-m/n) for a shallow network, n r^(-m/2) for a deep one. Estimation: rn/√M as in (27)
     (`rate="memo"`), or √(rn/M), which counting parameters gives (`rate="sqrt"`).
     """
-    _check(n, m, samples, kind, rate)
+    _check_sizes(n, m, samples, kind, rate)
     if not r > 0:
-        raise InputError("a positive number of units", str(r), where="total_error")
+        raise InputError("a positive number of units", str(r), where="approximation_and_estimation_error")
     approximation = float(r ** (-m / n) if kind == "shallow" else n * r ** (-m / 2))
     return approximation + (r * n / math.sqrt(samples) if rate == "memo" else math.sqrt(r * n / samples))
 
 
-def best_units(n: int, m: float, samples: float, kind: str, rate: str = "memo") -> float:
+def number_of_units_with_least_error(n: int, m: float, samples: float, kind: str, rate: str = "memo") -> float:
     """Order of the number of units with the least total error, (28): it balances the two terms."""
-    _check(n, m, samples, kind, rate)
+    _check_sizes(n, m, samples, kind, rate)
     root = math.sqrt(samples)
     if rate == "memo":
         return float((root / n) ** (n / (m + n)) if kind == "shallow" else root ** (2 / (m + 2)))
     return float((samples / n) ** (n / (2 * m + n)) if kind == "shallow" else (n * samples) ** (1 / (m + 1)))
 
 
-def least_error(n: int, m: float, samples: float, kind: str, rate: str = "memo") -> float:
+def least_total_error(n: int, m: float, samples: float, kind: str, rate: str = "memo") -> float:
     """Order of the least total error: (29) for a shallow network, (30) with its factor n for a deep one."""
-    _check(n, m, samples, kind, rate)
+    _check_sizes(n, m, samples, kind, rate)
     root = math.sqrt(samples)
     if kind == "shallow":
         return float((n / root) ** (m / (m + n)) if rate == "memo" else (n / samples) ** (m / (2 * m + n)))
     return float(n * (1 / root) ** (m / (m + 2)) if rate == "memo" else n * (n * samples) ** (-m / (2 * m + 2)))
 
 
-def _check(n: int, m: float, samples: float, kind: str, rate: str) -> None:
+def _check_sizes(n: int, m: float, samples: float, kind: str, rate: str) -> None:
     if n < 1 or not m > 0 or not samples >= 1:
         raise InputError("n ≥ 1, m > 0 and at least one sample", f"{n}, {m}, {samples}", where="sample complexity")
     for given, known, what in ((kind, KINDS, "kind of network"), (rate, RATES, "rate")):
@@ -107,7 +109,9 @@ def _check(n: int, m: float, samples: float, kind: str, rate: str) -> None:
             raise UnknownNameError.among(given, known, what)
 
 
-def dudley(log_covering: Callable[[float], float], largest: float, n: int, constant: float = 1.0) -> float:
+def dudley_entropy_bound(
+    log_covering: Callable[[float], float], largest: float, n: int, constant: float = 1.0
+) -> float:
     """(25): C inf over ε of ε + n^(-1/2) ∫ from ε to the largest value of √(log N_δ) dδ; C is not known.
 
     Args:
@@ -117,7 +121,9 @@ def dudley(log_covering: Callable[[float], float], largest: float, n: int, const
         constant: C.
     """
     if not largest > 0 or n < 1 or not constant > 0:
-        raise InputError("positive largest value, samples and constant", f"{largest}, {n}, {constant}", where="dudley")
+        raise InputError(
+            "positive largest value, samples and constant", f"{largest}, {n}, {constant}", where="dudley_entropy_bound"
+        )
 
     def total(log_epsilon: float) -> float:
         epsilon = math.exp(log_epsilon)

@@ -15,12 +15,12 @@ from flatscope.extend import Params, count
 from flatscope.measures.interactions import ReluChain, relu_chain
 
 
-def lemma_3(left: Tensor, right: Tensor, sigma: float) -> float:
+def lemma_3_noise_product_bound(left: Tensor, right: Tensor, sigma: float) -> float:
     """σ‖A‖_F‖B‖_F, which bounds E‖AνB‖_F for ν with entries N(0, σ²), and is the root of E‖AνB‖²_F exactly."""
     return sigma * float(left.double().norm()) * float(right.double().norm())
 
 
-def lemma_1(chain: ReluChain, sample: int, sigmas: Sequence[float], mu: float) -> float:
+def lemma_1_output_change_bound(chain: ReluChain, sample: int, sigmas: Sequence[float], mu: float) -> float:
     """Bound on how far noise moves the output of one sample while no unit switches: eq (8).
 
     (Π(1 + σ_i √(h_i h_{i-1}) / (μ² ‖D_iW_i‖_F)) - 1) ‖f_w(x)‖ for a network without biases.
@@ -32,7 +32,9 @@ def lemma_1(chain: ReluChain, sample: int, sigmas: Sequence[float], mu: float) -
         mu: μ of condition C1 for this sample.
     """
     if not mu > 0 or len(sigmas) != chain.depth or any(sigma < 0 for sigma in sigmas):
-        raise InputError("μ > 0 and a sigma per layer", f"{mu}, {len(sigmas)} for {chain.depth}", where="lemma_1")
+        raise InputError(
+            "μ > 0 and a sigma per layer", f"{mu}, {len(sigmas)} for {chain.depth}", where="lemma_1_output_change_bound"
+        )
     growth, widths = 0.0, chain.widths
     for level, (weight, sigma) in enumerate(zip(chain.weights, sigmas, strict=True), start=1):
         norm = float(weight[chain.pattern(level, sample)].norm())
@@ -59,7 +61,7 @@ class Perturbed:
     switched: Tensor
 
 
-def perturbed(chain: ReluChain, noise: Sequence[Tensor]) -> Perturbed:
+def output_change_under_noise(chain: ReluChain, noise: Sequence[Tensor]) -> Perturbed:
     """The two terms of (7) for one draw of the noise; their sum is at least `moved`."""
     true, fixed, switched = chain.inputs, chain.inputs, []
     for level, (weight, bias, own) in enumerate(zip(chain.weights, chain.biases, noise, strict=True)):
@@ -73,7 +75,7 @@ def perturbed(chain: ReluChain, noise: Sequence[Tensor]) -> Perturbed:
     return Perturbed(moved, unswitched, error, torch.stack(switched))
 
 
-def lemma_2(chain: ReluChain, level: int, sigmas: Sequence[float], c2: float, flip: float) -> Tensor:
+def lemma_2_switching_bound(chain: ReluChain, level: int, sigmas: Sequence[float], c2: float, flip: float) -> Tensor:
     """C₂ h_k C_δ σ_k ‖f^(k−1)‖, to which Lemma 2 limits the units of hidden layer k = `level` that switch, O left out.
 
     It counts the noise on layer k alone. The noise on the layers below changes the signal that comes in by as much,
@@ -84,14 +86,14 @@ def lemma_2(chain: ReluChain, level: int, sigmas: Sequence[float], c2: float, fl
     return limits
 
 
-def rebalanced(chain: ReluChain, sample: int) -> list[float]:
+def rebalancing_layer_factors(chain: ReluChain, sample: int) -> list[float]:
     """Factors of the layers, of product 1, after which all ‖D_iW_i‖_F/√h_i of a sample are the same (footnote 5)."""
     sizes = [
         float(weight[chain.pattern(level, sample)].norm()) / math.sqrt(chain.widths[level])
         for level, weight in enumerate(chain.weights, start=1)
     ]
     if min(sizes) == 0:
-        raise InputError("a unit that is on in every layer", "none", where="rebalanced")
+        raise InputError("a unit that is on in every layer", "none", where="rebalancing_layer_factors")
     mean = math.exp(math.fsum(map(math.log, sizes)) / len(sizes))
     return [mean / size for size in sizes]
 

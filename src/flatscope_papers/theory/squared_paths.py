@@ -54,8 +54,8 @@ class SquaredPaths:
         if op.name in _DROPOUTS:
             return op.args[0] if op.args else op.kwargs["input"]  # nothing to the trained function
         meaning = TABLE.get(op.name)
-        by_name = _RULES.get(op.name, _layer if op.layer_arguments() else None)
-        rule = _move if meaning is not None and meaning.moves else by_name
+        by_name = _RULES.get(op.name, _squares_through_layer if op.layer_arguments() else None)
+        rule = _squares_moved_along if meaning is not None and meaning.moves else by_name
         if rule is None:
             result = op.run()
             if not (meaning is not None and meaning.creates) and any(t.is_floating_point() for t in tensors_in(result)):
@@ -86,7 +86,7 @@ class SquaredPaths:
 Rule = Callable[[SquaredPaths, Operation], Any]
 
 
-def _layer(paths: SquaredPaths, op: Operation) -> Tensor:
+def _squares_through_layer(paths: SquaredPaths, op: Operation) -> Tensor:
     given = op.layer_arguments()
     x, weight, bias = given.pop("input"), given.pop("weight"), given.pop("bias", None)
     if not paths.knows(x) or paths.knows(weight):
@@ -95,7 +95,7 @@ def _layer(paths: SquaredPaths, op: Operation) -> Tensor:
     return result
 
 
-def _batch_norm(paths: SquaredPaths, op: Operation) -> Tensor:
+def _squares_through_batch_norm(paths: SquaredPaths, op: Operation) -> Tensor:
     given = op.layer_arguments()
     x, mean, variance = given["input"], given.get("running_mean"), given.get("running_var")
     if given.get("training") or mean is None or variance is None:
@@ -108,12 +108,12 @@ def _batch_norm(paths: SquaredPaths, op: Operation) -> Tensor:
     return result
 
 
-def _relu(paths: SquaredPaths, op: Operation) -> Tensor:
+def _squares_through_relu(paths: SquaredPaths, op: Operation) -> Tensor:
     x = paths.one(op)
     return paths.squares(x) * (x > 0) if paths.gated else paths.squares(x)
 
 
-def _leaky(paths: SquaredPaths, op: Operation) -> Tensor:
+def _squares_through_leaky_relu(paths: SquaredPaths, op: Operation) -> Tensor:
     x = paths.one(op)
     slope = torch.as_tensor(op.named("input", "negative_slope").get("negative_slope", 0.01)).to(x)
     if not paths.gated:
@@ -121,11 +121,11 @@ def _leaky(paths: SquaredPaths, op: Operation) -> Tensor:
     return paths.squares(x) * torch.where(x > 0, torch.ones_like(x), slope.square())
 
 
-def _same(paths: SquaredPaths, op: Operation) -> Tensor:
+def _squares_unchanged(paths: SquaredPaths, op: Operation) -> Tensor:
     return paths.squares(paths.one(op))
 
 
-def _move(paths: SquaredPaths, op: Operation) -> Any:
+def _squares_moved_along(paths: SquaredPaths, op: Operation) -> Any:
     """Entries change places: their sums do the same."""
 
     def beside(tensor: Tensor) -> Tensor:
@@ -134,13 +134,13 @@ def _move(paths: SquaredPaths, op: Operation) -> Any:
     return op.function(*with_tensors(op.args, beside), **with_tensors(op.kwargs, beside))
 
 
-def _add(paths: SquaredPaths, op: Operation) -> Tensor:
+def _squares_added(paths: SquaredPaths, op: Operation) -> Tensor:
     given = op.named("input", "other")
     result: Tensor = paths.squares(given["input"]) + given.get("alpha", 1) ** 2 * paths.squares(given["other"])
     return result
 
 
-def _scale(paths: SquaredPaths, op: Operation) -> Tensor:
+def _squares_scaled(paths: SquaredPaths, op: Operation) -> Tensor:
     given = op.named("input", "other")
     x = paths.one(op)
     if paths.knows(given["input"]) and paths.knows(given["other"]):
@@ -153,7 +153,7 @@ def _scale(paths: SquaredPaths, op: Operation) -> Tensor:
     return paths.squares(x) * factor.square()
 
 
-def _matrix_product(paths: SquaredPaths, op: Operation) -> Tensor:
+def _squares_through_matrix_product(paths: SquaredPaths, op: Operation) -> Tensor:
     paths.one(op)
     left, right = op.tensors[:2]
     if left is right:
@@ -161,7 +161,7 @@ def _matrix_product(paths: SquaredPaths, op: Operation) -> Tensor:
     return paths.squares(left) @ paths.squares(right)
 
 
-def _sum(paths: SquaredPaths, op: Operation) -> Tensor:
+def _squares_summed(paths: SquaredPaths, op: Operation) -> Tensor:
     given = op.named("input", "dim", "keepdim")
     x, dim = given["input"], given.get("dim", given.get("axis"))
     squares = paths.squares(x)
@@ -170,7 +170,7 @@ def _sum(paths: SquaredPaths, op: Operation) -> Tensor:
     return total / n**2 if op.name == "mean" else total  # a mean of n has edges 1/n
 
 
-def _max_pool(paths: SquaredPaths, op: Operation) -> Tensor:
+def _squares_through_max_pool(paths: SquaredPaths, op: Operation) -> Tensor:
     x = paths.one(op)
     axes = int(op.name.partition("pool")[2][0])
     order = ("input", "output_size") if op.name.startswith("adaptive") else _POOL_ORDER
@@ -185,7 +185,7 @@ def _max_pool(paths: SquaredPaths, op: Operation) -> Tensor:
     return squares.flatten(-axes).gather(-1, where.flatten(-axes)).view_as(where)
 
 
-def _average_pool(paths: SquaredPaths, op: Operation) -> Tensor:
+def _squares_through_average_pool(paths: SquaredPaths, op: Operation) -> Tensor:
     """Edges 1/k, squared: the pool of squares over k once more; k must be the same for every window."""
     x = paths.one(op)
     squares = paths.squares(x)
@@ -206,14 +206,18 @@ def _average_pool(paths: SquaredPaths, op: Operation) -> Tensor:
 
 
 _RULES: dict[str, Rule] = {
-    "batch_norm": _batch_norm,
-    "relu": _relu,
-    "leaky_relu": _leaky,
-    **dict.fromkeys(_SAME, _same),
-    **dict.fromkeys(("add", "sub"), _add),
-    **dict.fromkeys(("mul", "div"), _scale),
-    **dict.fromkeys(("matmul", "mm"), _matrix_product),
-    **dict.fromkeys(("sum", "mean"), _sum),
-    **dict.fromkeys([f"{kind}max_pool{n}d" for kind in ("", "adaptive_") for n in (1, 2, 3)], _max_pool),
-    **dict.fromkeys([f"{kind}avg_pool{n}d" for kind in ("", "adaptive_") for n in (1, 2, 3)], _average_pool),
+    "batch_norm": _squares_through_batch_norm,
+    "relu": _squares_through_relu,
+    "leaky_relu": _squares_through_leaky_relu,
+    **dict.fromkeys(_SAME, _squares_unchanged),
+    **dict.fromkeys(("add", "sub"), _squares_added),
+    **dict.fromkeys(("mul", "div"), _squares_scaled),
+    **dict.fromkeys(("matmul", "mm"), _squares_through_matrix_product),
+    **dict.fromkeys(("sum", "mean"), _squares_summed),
+    **dict.fromkeys(
+        [f"{kind}max_pool{n}d" for kind in ("", "adaptive_") for n in (1, 2, 3)], _squares_through_max_pool
+    ),
+    **dict.fromkeys(
+        [f"{kind}avg_pool{n}d" for kind in ("", "adaptive_") for n in (1, 2, 3)], _squares_through_average_pool
+    ),
 }

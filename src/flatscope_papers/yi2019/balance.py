@@ -20,9 +20,15 @@ from flatscope.training import Store, evaluate, stored_problem
 from flatscope_papers import intervals
 from flatscope_papers.claims import Answer
 from flatscope_papers.declaration import Analysis, Config, Measured, Runs, Stage, each_trial, study
-from flatscope_papers.stratified import within
-from flatscope_papers.toml_files import grid
-from flatscope_papers.yi2019.digit_networks import RULE, in_double, network, samples_of, train_above_a_floor
+from flatscope_papers.stratified import correlation_within_strata
+from flatscope_papers.toml_files import settings_by_scale
+from flatscope_papers.yi2019.digit_networks import (
+    RULE,
+    all_training_samples,
+    digit_network_config,
+    problem_in_float64,
+    train_above_a_floor,
+)
 
 FLATNESSES = ("psi_epsilon", "psi_expected", "psi_trace")
 THEOREMS = ("psi_theorem_5_1", "psi_theorem_5_1_corrected")
@@ -31,19 +37,22 @@ RELATIVE = 0.1  # of the smallest path value, for Theorem 5.1
 STARTS = (0.02, 0.05, 0.1, 0.2)
 FLOORS = (0.001, 0.003, 0.01, 0.03, 0.1)
 SHAPES = {"narrow": (8, 8), "wide": (32, 32), "shallow": (16,), "deep": (16, 16, 16)}
-SIZES = grid(__name__)
+SIZES = settings_by_scale(__name__)
 
 
-def stages(scale: str) -> list[Stage]:
+def balance_stages(scale: str) -> list[Stage]:
     """One architecture from several starts and above several floors, and four shapes from one start."""
     size = SIZES[scale]
     samples, epochs, seeds = size["samples"], size["epochs"], range(size["seeds"])
     family = [
-        [network(samples, (16, 16), start, seed, epochs) for seed in seeds] for start in STARTS[-size["starts"] :]
+        [digit_network_config(samples, (16, 16), start, seed, epochs) for seed in seeds]
+        for start in STARTS[-size["starts"] :]
     ]
-    shapes = [[network(samples, hidden, 0.1, 100 + seed, epochs) for seed in seeds] for hidden in SHAPES.values()]
+    shapes = [
+        [digit_network_config(samples, hidden, 0.1, 100 + seed, epochs) for seed in seeds] for hidden in SHAPES.values()
+    ]
     lifted = [
-        [{**network(samples, (16, 16), 0.1, 200 + seed, epochs), "floor": floor} for seed in seeds]
+        [{**digit_network_config(samples, (16, 16), 0.1, 200 + seed, epochs), "floor": floor} for seed in seeds]
         for floor in FLOORS[-size["floors"] :]
     ]
     looked = {"epsilon": EPSILON, "relative": RELATIVE, "steps": size["steps"]}
@@ -65,12 +74,12 @@ def balance_of(config: Config, store: Store) -> Measured:
     Where a configuration says `ordered`, the other two PSI measures as well.
     """
     stored = stored_problem(store, config["network"], device=config.get("device"))
-    problem = in_double(stored)
+    problem = problem_in_float64(stored)
     paths = BasisPaths(problem.model, problem.example(), RULE)
     log, _ = paths.log_values()
     spread, depth = PathSpread(float(log.max()), float(log.min())), len(list(problem.model.parameters()))
     radius = config["relative"] * spread.inf
-    loss = float(evaluate(problem.model, *samples_of(problem))[0])
+    loss = float(evaluate(problem.model, *all_training_samples(problem))[0])
     ball = {"rule": RULE, "relative": False}
     near = measure(
         problem, "psi_epsilon", options={"psi_epsilon": {**ball, "epsilon": radius, "steps": config["steps"]}}
@@ -106,10 +115,12 @@ def balance_of(config: Config, store: Store) -> Measured:
 def balance_of_table(table: pd.DataFrame, scale: str) -> Analysis:
     """Claims, figure and notes; they need no more than the table, at any scale."""
     del scale
-    return Analysis(table, balance_found(table), lambda figure: _draw(figure, table), _notes(table))
+    return Analysis(
+        table, balance_claim_answers(table), lambda figure: _draw_balance(figure, table), _balance_notes(table)
+    )
 
 
-@study("yi2019-balance", stages=stages, from_table=balance_of_table)
+@study("yi2019-balance", stages=balance_stages, from_table=balance_of_table)
 def balance(runs: Runs) -> Analysis:
     """Trained networks whose path values are more or less balanced, by chance and by a floor, and four shapes."""
     frame = runs.frame()
@@ -125,7 +136,7 @@ def balance(runs: Runs) -> Analysis:
     return balance_of_table(frame[[*columns, *FLATNESSES, *measured]], runs.scale)
 
 
-def balance_found(table: pd.DataFrame) -> dict[str, Answer]:
+def balance_claim_answers(table: pd.DataFrame) -> dict[str, Answer]:
     """The numbers of the claims."""
     family, lifted = (table[table["shape"] == name] for name in ("family", "floor"))
     of = {name: table[table["shape"] == name] for name in SHAPES}
@@ -133,45 +144,49 @@ def balance_found(table: pd.DataFrame) -> dict[str, Answer]:
     ordered = table[table["psi_trace"].notna()]
     trace = EPSILON**2 * ordered["psi_trace"] / ordered["values"]
     return {
-        "balanced": _within(family, "balance", "psi_epsilon", "start"),
-        "balance_set": _within(lifted, "balance", "psi_epsilon", "floor", DIVISORS),
-        "balance_error": _within(lifted, "balance", "test_error", "floor"),
-        "pole": _within(lifted, "pole", "psi_epsilon", "floor"),
-        "psi": intervals.correlation(family["log10_psi"], family["psi_epsilon"], "spearman", SAME_RANKS),
-        "width": intervals.log_ratio(
+        "balanced": _rank_correlation_within_groups(family, "balance", "psi_epsilon", "start"),
+        "balance_set": _rank_correlation_within_groups(lifted, "balance", "psi_epsilon", "floor", DIVISORS),
+        "balance_error": _rank_correlation_within_groups(lifted, "balance", "test_error", "floor"),
+        "pole": _rank_correlation_within_groups(lifted, "pole", "psi_epsilon", "floor"),
+        "psi": intervals.correlation_with_interval(family["log10_psi"], family["psi_epsilon"], "spearman", SAME_RANKS),
+        "width": intervals.log10_ratio_of_means(
             of["wide"]["psi_epsilon"],
             of["narrow"]["psi_epsilon"],
             f"largest path value and nearest pole (medians): {of['wide']['largest'].median():.2g} and "
             f"{of['wide']['pole'].median():.2g} if wide, {of['narrow']['largest'].median():.2g} and "
             f"{of['narrow']['pole'].median():.2g} if narrow; the bound counts all paths at their worst",
         ),
-        "depth": intervals.log_ratio(of["deep"]["psi_epsilon"], of["shallow"]["psi_epsilon"]),
-        "order_trace": intervals.every(
+        "depth": intervals.log10_ratio_of_means(of["deep"]["psi_epsilon"], of["shallow"]["psi_epsilon"]),
+        "order_trace": intervals.holds_every_time(
             ordered["psi_epsilon"] >= trace,
-            f"{_margin(ordered['psi_epsilon'], trace)}; a factor ½ is missing: with equal eigenvalues it fails",
+            f"{_margin_factor_in_words(ordered['psi_epsilon'], trace)}; "
+            "a factor ½ is missing: with equal eigenvalues it fails",
         ),
-        "order_expected": intervals.every(
-            ordered["psi_epsilon"] >= ordered["psi_expected"], _margin(ordered["psi_epsilon"], ordered["psi_expected"])
+        "order_expected": intervals.holds_every_time(
+            ordered["psi_epsilon"] >= ordered["psi_expected"],
+            _margin_factor_in_words(ordered["psi_epsilon"], ordered["psi_expected"]),
         ),
         **{
-            f"{name}_bound": intervals.every(
-                table["rise"] <= table[name], f"{_margin(table[name], table['rise'])}; {certified}"
+            f"{name}_bound": intervals.holds_every_time(
+                table["rise"] <= table[name], f"{_margin_factor_in_words(table[name], table['rise'])}; {certified}"
             )
             for name in ("printed", "corrected")
         },
     }
 
 
-def _within(networks: pd.DataFrame, one: str, other: str, held: str, note: str = "") -> Answer:
+def _rank_correlation_within_groups(networks: pd.DataFrame, one: str, other: str, held: str, note: str = "") -> Answer:
     """Rank correlation among networks of one starting scale or floor; beside it the pooled one and the medians'."""
     pooled = networks[one].corr(networks[other], method="spearman")
     medians = networks.groupby(held)[[one, other]].median()
     between = float(medians.corr("spearman").to_numpy()[0, 1])
     words = f"pooled over all {held}s {pooled:.2f}, of the medians of each {between:.2f}"
-    return within(networks[one], networks[other], networks[held], note="; ".join(filter(None, (words, note))))
+    return correlation_within_strata(
+        networks[one], networks[other], networks[held], note="; ".join(filter(None, (words, note)))
+    )
 
 
-def _margin(above: pd.Series, below: pd.Series) -> str:
+def _margin_factor_in_words(above: pd.Series, below: pd.Series) -> str:
     """Sentence on the factor by which one side exceeds the other; a large one nearly cannot fail."""
     factors = np.log10((above / below).to_numpy(float))
     ends = float(factors.min()), float(np.median(factors))
@@ -190,7 +205,7 @@ SAME_RANKS = (
 )
 
 
-def _notes(table: pd.DataFrame) -> tuple[str, ...]:
+def _balance_notes(table: pd.DataFrame) -> tuple[str, ...]:
     over = {name: float(np.median(np.log10(table[name] / table["rise"]))) for name in ("printed", "corrected")}
     beyond = int((table["pole"] <= EPSILON).sum())
     medians = table[table["shape"] == "floor"].groupby("floor")[["balance", "psi_epsilon", "test_error"]].median()
@@ -205,7 +220,7 @@ def _notes(table: pd.DataFrame) -> tuple[str, ...]:
     )
 
 
-def _draw(figure: Figure, table: pd.DataFrame) -> None:
+def _draw_balance(figure: Figure, table: pd.DataFrame) -> None:
     figure.set_size_inches(13.0, 4.0)
     left, second, third, right = figure.subplots(1, 4)
     panels = ((left, "family", "start", "U(±{:g})"), (second, "floor", "floor", "|w| ≥ {:g}"))

@@ -18,7 +18,7 @@ from flatscope_papers import intervals
 from flatscope_papers.claims import Answer
 from flatscope_papers.declaration import Analysis, Config, Measured, Runs, Stage, each_trial, study
 from flatscope_papers.theory.rewritten_networks import shrink_layer
-from flatscope_papers.toml_files import grid
+from flatscope_papers.toml_files import settings_by_scale
 
 OF_WEIGHTS = {"epsilon_flatness": "ε", "hessian_trace": "trace", "expected_flatness": "expected"}
 OF_PATHS = {"psi_epsilon": "PSI-ε", "psi_trace": "PSI-trace", "psi_expected": "PSI-expected"}
@@ -31,10 +31,10 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "psi_expected": {"rule": "cyclic"},
 }
 ALPHAS = (1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001)
-SIZES = grid(__name__)
+SIZES = settings_by_scale(__name__)
 
 
-def stages(scale: str) -> list[Stage]:
+def invariance_stages(scale: str) -> list[Stage]:
     """Small networks without biases, trained; then each written in many ways."""
     size = SIZES[scale]
     trained = [
@@ -65,7 +65,7 @@ def written_otherwise(config: Config, store: Store) -> Measured:
         table = measure(problem.with_model(twin), [*OF_WEIGHTS, *OF_PATHS], options=OPTIONS)
         rows.append({"way": way, **{name: table[name] for name in (*OF_WEIGHTS, *OF_PATHS)}})
     loss, _ = evaluate(model, x, y)
-    metrics = {"loss": loss, "zeroed_rise": (zeroed_loss(model, "fc1", x, y) - loss) / (1 + loss)}
+    metrics = {"loss": loss, "zeroed_rise": (loss_with_layer_zeroed(model, "fc1", x, y) - loss) / (1 + loss)}
     for alpha in ALPHAS:
         twin = rescale(model, x, factors={"fc1": alpha})
         rows.append(
@@ -77,7 +77,7 @@ def written_otherwise(config: Config, store: Store) -> Measured:
     return Measured(metrics, frames={"ways": pd.DataFrame(rows)})
 
 
-def zeroed_loss(model: nn.Module, layer: str, x: Tensor, y: Tensor) -> float:
+def loss_with_layer_zeroed(model: nn.Module, layer: str, x: Tensor, y: Tensor) -> float:
     """Loss once the weights of a layer are zero."""
     twin = copy.deepcopy(model)
     with torch.no_grad():
@@ -85,7 +85,7 @@ def zeroed_loss(model: nn.Module, layer: str, x: Tensor, y: Tensor) -> float:
     return evaluate(twin, x, y)[0]
 
 
-def changes(ways: pd.DataFrame) -> pd.DataFrame:
+def relative_changes_by_way_of_writing(ways: pd.DataFrame) -> pd.DataFrame:
     """Relative change of each measure against the network as trained: one row per other way of writing it."""
     names = [*OF_WEIGHTS, *OF_PATHS]
     others = ways[ways["way"].str.startswith(("rescaled", "shrunk"))]
@@ -94,23 +94,31 @@ def changes(ways: pd.DataFrame) -> pd.DataFrame:
     return found.assign(way=others["way"])
 
 
-def slope(ways: pd.DataFrame) -> float:
+def slope_of_trace_against_alpha(ways: pd.DataFrame) -> float:
     """Slope of log trace against log α at the smallest α."""
     traces = ways[ways["way"].str.startswith("alpha")]["hessian_trace"].to_numpy(float)
     return float(np.log(traces[-1] / traces[-2]) / math.log(ALPHAS[-1] / ALPHAS[-2]))
 
 
-@study("yi2019-invariance", stages=stages)
+@study("yi2019-invariance", stages=invariance_stages)
 def invariance(runs: Runs) -> Analysis:
     """Trained networks, each written in at least twenty ways; every way computes the same function."""
     frame, parts = runs.frame(), runs.frames("ways")
-    moved = pd.concat([changes(part).assign(network=i) for i, part in enumerate(parts)], ignore_index=True)
-    slopes = [slope(part) for part in parts]
+    moved = pd.concat(
+        [relative_changes_by_way_of_writing(part).assign(network=i) for i, part in enumerate(parts)], ignore_index=True
+    )
+    slopes = [slope_of_trace_against_alpha(part) for part in parts]
     table = pd.concat([part.assign(network=i) for i, part in enumerate(parts)], ignore_index=True)
-    return Analysis(table, judged(frame, table, moved, slopes), lambda figure: _draw(figure, moved, table))
+    return Analysis(
+        table,
+        invariance_claim_answers(frame, table, moved, slopes),
+        lambda figure: _draw_invariance(figure, moved, table),
+    )
 
 
-def judged(frame: pd.DataFrame, table: pd.DataFrame, moved: pd.DataFrame, slopes: list[float]) -> dict[str, Answer]:
+def invariance_claim_answers(
+    frame: pd.DataFrame, table: pd.DataFrame, moved: pd.DataFrame, slopes: list[float]
+) -> dict[str, Answer]:
     """The numbers of the claims."""
     random = moved[moved["way"].str.startswith("rescaled")]
     medians = random.groupby("network")[list(OF_WEIGHTS)].median()
@@ -122,15 +130,15 @@ def judged(frame: pd.DataFrame, table: pd.DataFrame, moved: pd.DataFrame, slopes
     worst = moved.groupby("network")[list(OF_PATHS)].max()
     by = f"by {OF_PATHS[str(worst.max().idxmax())]}, each network in {len(moved) // len(worst)} ways"
     return {
-        "weights_move": intervals.smallest(medians[least], f"{OF_WEIGHTS[str(least)]}-flatness"),
-        "paths_stay": intervals.largest(worst.max(axis=1), by),
-        "shrunk_layer": intervals.smallest(ratio),
-        "expected_shrunk": intervals.smallest(factor),
-        "trace_grows": intervals.mean(slopes),
+        "weights_move": intervals.smallest_over_networks(medians[least], f"{OF_WEIGHTS[str(least)]}-flatness"),
+        "paths_stay": intervals.largest_over_networks(worst.max(axis=1), by),
+        "shrunk_layer": intervals.smallest_over_networks(ratio),
+        "expected_shrunk": intervals.smallest_over_networks(factor),
+        "trace_grows": intervals.mean_over_runs(slopes),
     }
 
 
-def _draw(figure: Figure, moved: pd.DataFrame, table: pd.DataFrame) -> None:
+def _draw_invariance(figure: Figure, moved: pd.DataFrame, table: pd.DataFrame) -> None:
     figure.set_size_inches(9.0, 3.8)
     left, right = figure.subplots(1, 2, width_ratios=(3, 2))
     labels = OF_WEIGHTS | OF_PATHS

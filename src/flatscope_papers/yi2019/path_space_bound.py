@@ -16,16 +16,16 @@ from flatscope.training import Store, evaluate, stored_problem
 from flatscope_papers import intervals
 from flatscope_papers.claims import Answer
 from flatscope_papers.declaration import Analysis, Config, Measured, Runs, Stage, each_trial, study
-from flatscope_papers.toml_files import grid
-from flatscope_papers.yi2019.digit_networks import RULE, samples_of
+from flatscope_papers.toml_files import settings_by_scale
+from flatscope_papers.yi2019.digit_networks import RULE, all_training_samples
 
 DELTA = 0.05
 SIGMAS = tuple(10.0**k for k in (-3, -2.5, -2, -1.5, -1, -0.5, 0, 0.5))
 SATURATED = "the error cannot exceed that of guessing: beyond some σ more noise costs nothing, and the KL term falls on"
-SIZES = grid(__name__)
+SIZES = settings_by_scale(__name__)
 
 
-def stages(scale: str) -> list[Stage]:
+def path_space_bound_stages(scale: str) -> list[Stage]:
     """Networks of one hidden layer, then the two sides of (8) for each noise."""
     size = SIZES[scale]
     trained = [
@@ -47,7 +47,7 @@ def pac_bayes_of(config: Config, store: Store) -> Measured:
     problem = stored_problem(store, config["network"], device=config.get("device"))
     test_x, test_y = next(iter(problem.batches("test", size=problem.part("test").n)))
     assert isinstance(test_x, Tensor)
-    x, y = samples_of(problem)
+    x, y = all_training_samples(problem)
     train_error, test_error = evaluate(problem.model, x, y)[1], evaluate(problem.model, test_x, test_y)[1]
     paths = BasisPaths(problem.model, problem.example(), RULE)
     generator = torch.Generator().manual_seed(config["network"]["train"]["seed"])
@@ -57,13 +57,13 @@ def pac_bayes_of(config: Config, store: Store) -> Measured:
         noisy = [paths.to_model(paths.values() + u.to(problem.device)) for u in noise]
         flatness = abs(float(np.mean([evaluate(model, x, y)[1] for model in noisy])) - train_error)
         perturbed = float(np.mean([evaluate(model, test_x, test_y)[1] for model in noisy]))
-        right = pac_bayes_gap(flatness, divergence(problem, paths, sigma), len(y), config["delta"])
+        right = pac_bayes_gap(flatness, path_space_divergence(problem, paths, sigma), len(y), config["delta"])
         rows.append({"sigma": sigma, "right": right, "flatness": flatness, "left": perturbed - train_error})
     metrics = {"train_error": train_error, "test_error": test_error}
     return Measured(metrics, frames={"sigmas": pd.DataFrame(rows)})
 
 
-def divergence(problem: Problem, paths: BasisPaths, sigma: float) -> float:
+def path_space_divergence(problem: Problem, paths: BasisPaths, sigma: float) -> float:
     """KL(v + u ‖ P) for u ~ N(0, σ²I) and P = N(v₀, σ²I), with H log 2 for the signs of the frozen weights."""
     assert problem.initial is not None
     start = paths.values_of({name: value.double() for name, value in problem.initial.items()})
@@ -71,7 +71,7 @@ def divergence(problem: Problem, paths: BasisPaths, sigma: float) -> float:
     return distance / (2 * sigma**2) + paths.n_classes * math.log(2)
 
 
-@study("yi2019-pac-bayes", stages=stages)
+@study("yi2019-pac-bayes", stages=path_space_bound_stages)
 def pac_bayes_study(runs: Runs) -> Analysis:
     """Both sides of (8) for networks on MNIST, over noise from a thousandth of a skeleton weight to three of them."""
     frame, parts = runs.frame(1), runs.frames("sigmas")
@@ -84,10 +84,10 @@ def pac_bayes_study(runs: Runs) -> Analysis:
         "about an error only below 1",
         f"test minus training error: {gap.min():.2g} to {gap.max():.2g}",
     )
-    return Analysis(table, pac_found(table), lambda figure: _draw(figure, table), notes)
+    return Analysis(table, pac_bayes_claim_answers(table), lambda figure: _draw_path_space_bound(figure, table), notes)
 
 
-def pac_found(table: pd.DataFrame) -> dict[str, Answer]:
+def pac_bayes_claim_answers(table: pd.DataFrame) -> dict[str, Answer]:
     """The numbers of the claims."""
     wide = {name: table.pivot(index="network", columns="sigma", values=name) for name in ("right", "flatness", "left")}
     right, first, second, last = wide["right"], SIGMAS[0], SIGMAS[1], SIGMAS[-1]
@@ -95,11 +95,11 @@ def pac_found(table: pd.DataFrame) -> dict[str, Answer]:
     gaps = table.groupby("network")["gap"].first()
     free = f"the right-hand side exceeds 1, so that nothing could break it, in {int((table['right'] >= 1).sum())} of "
     return {
-        "vacuous": intervals.mean(slopes),
+        "vacuous": intervals.mean_over_runs(slopes),
         "trade_off": intervals.paired_difference(wide["flatness"][last], wide["flatness"][first]),
         "best_between": intervals.paired_difference(right[last], right.drop(columns=last).min(axis=1), SATURATED),
-        "close": intervals.largest((wide["left"][first] - gaps).abs()),
-        "bound": intervals.share(
+        "close": intervals.largest_over_networks((wide["left"][first] - gaps).abs()),
+        "bound": intervals.share_of_cases(
             table["left"] <= table["right"],
             f"{free}{len(table)} cases",
             groups=table["network"],
@@ -108,7 +108,7 @@ def pac_found(table: pd.DataFrame) -> dict[str, Answer]:
     }
 
 
-def _draw(figure: Figure, table: pd.DataFrame) -> None:
+def _draw_path_space_bound(figure: Figure, table: pd.DataFrame) -> None:
     axes = figure.subplots()
     styles = {"right": ("-", "C0", "right-hand side of (8)"), "flatness": ("--", "C1", "PSI-expected flatness")}
     for name, (line, colour, words) in styles.items():

@@ -22,37 +22,39 @@ from flatscope import BasisPaths, NumericalWarning, Problem, landscape
 from flatscope.training import Store, stored_problem
 from flatscope_papers import intervals
 from flatscope_papers.claims import Answer
-from flatscope_papers.declaration import Analysis, Config, Measured, Runs, Stage, as_it_is, each_trial, study
-from flatscope_papers.toml_files import grid
+from flatscope_papers.declaration import Analysis, Config, Measured, Runs, Stage, each_trial, keep_saved_figure, study
+from flatscope_papers.toml_files import settings_by_scale
 
-Shown = tuple[Any, pd.DataFrame]  # a row of `networks`, its grid
+Shown = tuple[Any, pd.DataFrame]  # a row of `surface_networks_table`, its grid
 SPACES = ("psi", "weights")
 RULE = "cyclic"
 JUDGED = {"batchnorm": True, "augmentation": "none"}  # 87.78 % is what such a network gives without augmentation
 LEVEL = 1e-3  # training loss that both batch sizes reach in the paper
 SMALL_NET = {"name": "all_conv", "options": {"channels": 8}}
-SIZES = grid(__name__)
+SIZES = settings_by_scale(__name__)
 
 
-def stages(scale: str) -> list[Stage]:
+def surface_stages(scale: str) -> list[Stage]:
     """Networks of both batch sizes, then the surfaces around each; at paper scale with and without BatchNorm."""
     size = SIZES[scale]
     units = [
-        [_network(size, variant, batch, seed) for seed in range(size["seeds"])]
-        for variant in _variants(scale)
+        [_surface_network_config(size, variant, batch, seed) for seed in range(size["seeds"])]
+        for variant in _surface_variants(scale)
         for batch in size["batches"]
     ]
     looks = [[{"network": config, "surface": size["surface"]} for config in unit] for unit in units]
     return [Stage(units), Stage(looks, surfaces)]
 
 
-def _variants(scale: str) -> list[dict[str, Any]]:
+def _surface_variants(scale: str) -> list[dict[str, Any]]:
     if scale != "paper":
         return [{}]
     return [{"batchnorm": True, "augmentation": how} for how in ("none", "crop-flip")]
 
 
-def _network(size: Mapping[str, Any], variant: Mapping[str, Any], batch: int, seed: int) -> dict[str, Any]:
+def _surface_network_config(
+    size: Mapping[str, Any], variant: Mapping[str, Any], batch: int, seed: int
+) -> dict[str, Any]:
     model, train = dict(SMALL_NET), {**size["train"], "batch_size": batch, "seed": seed}
     init = {"scheme": "torch", "skeleton": 1.0}
     if variant:
@@ -76,15 +78,15 @@ def surfaces(config: Config, store: Store) -> Measured:
         whole = stored_problem(store, network, device=config.get("device"))
         samples = next(iter(whole.batches(size=wanted["samples"])))
         problem = Problem(whole.model, train=samples)
-        frame = pd.concat(_planes(problem, wanted, network["train"]["seed"]), ignore_index=True)
+        frame = pd.concat(_loss_planes(problem, wanted, network["train"]["seed"]), ignore_index=True)
         metrics["nearest_pole"] = BasisPaths(problem.model, problem.example(), RULE).nearest_pole
     for space in SPACES:
         part = frame[frame["space"] == space]
-        metrics |= {f"rise_{space}": median_rise(part), f"poles_{space}": float(part["pole"].astype(float).mean())}
+        metrics |= {f"rise_{space}": median_loss_rise(part), f"poles_{space}": float(part["pole"].astype(float).mean())}
     return Measured(metrics, frames={"grid": frame})
 
 
-def _planes(problem: Problem, wanted: Mapping[str, Any], seed: int) -> list[pd.DataFrame]:
+def _loss_planes(problem: Problem, wanted: Mapping[str, Any], seed: int) -> list[pd.DataFrame]:
     found = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", NumericalWarning)  # poles are counted and shown
@@ -98,7 +100,7 @@ def _planes(problem: Problem, wanted: Mapping[str, Any], seed: int) -> list[pd.D
     return found
 
 
-def median_rise(grid: pd.DataFrame) -> float:
+def median_loss_rise(grid: pd.DataFrame) -> float:
     """Median over grid points and draws of the loss minus that of the network itself; NaN without a network."""
     if grid.empty:
         return math.nan
@@ -115,29 +117,29 @@ def surfaces_of_table(table: pd.DataFrame, scale: str) -> Analysis:
     judged = frame[frame["judged"]]
     small, large = (judged[judged["batch"] == batch] for batch in SIZES[scale]["batches"])
     found = {
-        "train_loss": _largest_loss(judged),
-        "accuracy_small_batch": _accuracy(small, scale),
-        "accuracy_large_batch": _accuracy(large, scale),
-        "related": related(judged),
-        **compared(small, large),
+        "train_loss": _largest_final_loss(judged),
+        "accuracy_small_batch": _accuracy_answer(small, scale),
+        "accuracy_large_batch": _accuracy_answer(large, scale),
+        "related": rank_correlation_of_rise_and_error(judged),
+        **batch_size_comparisons(small, large),
     }
-    return Analysis(table, found, as_it_is, _notes(scale, frame))
+    return Analysis(table, found, keep_saved_figure, _surface_notes(scale, frame))
 
 
-@study("yi2019-fig3", stages=stages, from_table=surfaces_of_table)
+@study("yi2019-fig3", stages=surface_stages, from_table=surfaces_of_table)
 def figure_3(runs: Runs) -> Analysis:
     """Surfaces in path space and, beside them, in weight space; drawn for the first seed, judged over all."""
-    frame = networks(runs)
+    frame = surface_networks_table(runs)
     judged = frame[frame["judged"]]
     small, large = (judged[judged["batch"] == batch] for batch in SIZES[runs.scale]["batches"])
     grids = runs.frames("grid")
     shown: list[Shown] = [(part.iloc[0], grids[int(part["network"].iloc[0])]) for part in (small, large)]
     points = [grid.assign(row="grid point", batch=row["batch"], seed=row["seed"]) for row, grid in shown]
     table = pd.concat([frame.assign(row="network"), *points], ignore_index=True)
-    return replace(surfaces_of_table(table, runs.scale), draw=lambda figure: _draw(figure, shown))
+    return replace(surfaces_of_table(table, runs.scale), draw=lambda figure: _draw_surfaces(figure, shown))
 
 
-def networks(runs: Runs) -> pd.DataFrame:
+def surface_networks_table(runs: Runs) -> pd.DataFrame:
     """One row per network: settings, final losses, the two rises."""
     trained, looked = runs.frame(0), runs.frame(1)
     variant = [config["model"].get("options", {}).get("batchnorm") for config in runs.stages[0].configs]
@@ -160,62 +162,64 @@ def networks(runs: Runs) -> pd.DataFrame:
     return frame
 
 
-def compared(small: pd.DataFrame, large: pd.DataFrame) -> dict[str, Answer]:
+def batch_size_comparisons(small: pd.DataFrame, large: pd.DataFrame) -> dict[str, Answer]:
     """The three comparisons of the batch sizes, from one row per network with equal seeds in equal places."""
     both = small.merge(large, on="seed", suffixes=("_small", "_large"))
     lower = int((both["rise_psi_small"] < both["rise_psi_large"]).sum())
     unbounded = int(np.isinf(small["rise_psi"]).sum()), int(np.isinf(large["rise_psi"]).sum())
     note = f"{unbounded[0]} and {unbounded[1]} networks with more than half of the plane behind poles left out"
     return {
-        "generalizes": intervals.difference(small["test_accuracy"], large["test_accuracy"]),
-        "flatter": intervals.log_ratio(
-            large["rise_psi"], small["rise_psi"], "; ".join([*([note] if any(unbounded) else []), _poles(small, large)])
+        "generalizes": intervals.difference_of_means(small["test_accuracy"], large["test_accuracy"]),
+        "flatter": intervals.log10_ratio_of_means(
+            large["rise_psi"],
+            small["rise_psi"],
+            "; ".join([*([note] if any(unbounded) else []), _poles_in_words(small, large)]),
         ),
-        "weight_space": intervals.share(
+        "weight_space": intervals.share_of_cases(
             both["rise_weights_small"] < both["rise_weights_large"],
             f"in path space it is lower in {lower} of {len(both)}",
         ),
     }
 
 
-def _poles(small: pd.DataFrame, large: pd.DataFrame) -> str:
+def _poles_in_words(small: pd.DataFrame, large: pd.DataFrame) -> str:
     """Note on what decides the rise where skeleton paths come close to zero."""
     near = [part["nearest_pole"].median() for part in (small, large)]
     return (
         f"rises follow the nearest pole, the smallest absolute value of a skeleton path (Spearman correlation "
-        f"{_by_pole(pd.concat([small, large])):.2f}): {near[0]:.2g} with the small and {near[1]:.2g} with the large "
-        "batch (medians)"
+        f"{_correlation_of_rise_with_pole(pd.concat([small, large])):.2f}): "
+        f"{near[0]:.2g} with the small and {near[1]:.2g} with the large batch (medians)"
     )
 
 
-def _by_pole(frame: pd.DataFrame) -> float:
-    return intervals.correlation(frame["nearest_pole"], frame["rise_psi"], "spearman").value
+def _correlation_of_rise_with_pole(frame: pd.DataFrame) -> float:
+    return intervals.correlation_with_interval(frame["nearest_pole"], frame["rise_psi"], "spearman").value
 
 
-def related(frame: pd.DataFrame) -> Answer:
+def rank_correlation_of_rise_and_error(frame: pd.DataFrame) -> Answer:
     """Rank correlation of the rise in path space with the test error; a rise behind poles ranks above all others."""
     rises = frame["rise_psi"].replace(math.inf, np.finfo(float).max)
-    note = f"with the distance to the nearest pole the rise correlates at {_by_pole(frame):.2f}"
-    return intervals.correlation(rises, 100 - frame["test_accuracy"], "spearman", note)
+    note = f"with the distance to the nearest pole the rise correlates at {_correlation_of_rise_with_pole(frame):.2f}"
+    return intervals.correlation_with_interval(rises, 100 - frame["test_accuracy"], "spearman", note)
 
 
-def _largest_loss(frame: pd.DataFrame) -> Answer:
+def _largest_final_loss(frame: pd.DataFrame) -> Answer:
     """The largest final loss; no number where the epochs ended above the paper's level: that shows the budget."""
     late = frame[frame["train_loss"] > LEVEL]
     if late.empty:
-        return intervals.largest(frame["train_loss"])
+        return intervals.largest_over_networks(frame["train_loss"])
     counts = " and ".join(f"{count} at batch {batch}" for batch, count in late.groupby("batch").size().items())
     words = f"{counts} of {len(frame)} networks were stopped above it: losses up to {late['train_loss'].max():.2g}"
     return Answer(math.nan, runs=len(frame), note=words)
 
 
-def _accuracy(part: pd.DataFrame, scale: str) -> Answer:
+def _accuracy_answer(part: pd.DataFrame, scale: str) -> Answer:
     if scale == "small":
         return Answer(math.nan, runs=len(part), note="other data and another network: looked for at paper scale only")
-    return intervals.mean(part["test_accuracy"])
+    return intervals.mean_over_runs(part["test_accuracy"])
 
 
-def _notes(scale: str, frame: pd.DataFrame) -> tuple[str, ...]:
+def _surface_notes(scale: str, frame: pd.DataFrame) -> tuple[str, ...]:
     weights = frame.groupby("batch")["rise_weights"].median()
     words = ", ".join(f"{value:.3g} at batch {batch}" for batch, value in weights.items())
     within = frame[np.isfinite(frame["rise_psi"])].groupby("batch")["rise_psi"].agg(["min", "max"])
@@ -226,7 +230,7 @@ def _notes(scale: str, frame: pd.DataFrame) -> tuple[str, ...]:
     ]
     reached = frame[frame["judged"] & (frame["train_loss"] <= LEVEL)]
     if len(reached) < frame["judged"].sum():
-        notes.append(_of_reached(reached, SIZES[scale]["batches"]))
+        notes.append(_comparisons_at_reached_level_in_words(reached, SIZES[scale]["batches"]))
     if scale == "paper":
         means = frame.groupby(["batchnorm", "augmentation", "batch"])["test_accuracy"].mean().unstack("batch")
         distance = (means[128] - 87.78).abs() + (means[2048] - 86.3).abs()
@@ -235,21 +239,21 @@ def _notes(scale: str, frame: pd.DataFrame) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _ends(answer: Answer) -> str:
+def _interval_in_words(answer: Answer) -> str:
     known = answer.low is not None and answer.high is not None
     return f" [{answer.low:.2f}, {answer.high:.2f}]" if known else ""
 
 
-def _of_reached(frame: pd.DataFrame, batches: Sequence[int]) -> str:
+def _comparisons_at_reached_level_in_words(frame: pd.DataFrame, batches: Sequence[int]) -> str:
     """The comparisons among the networks that reached the paper's level."""
     small, large = (frame[frame["batch"] == batch] for batch in batches)
-    found = compared(small, large) | {"related": related(frame)}
+    found = batch_size_comparisons(small, large) | {"related": rank_correlation_of_rise_and_error(frame)}
     names = {"generalizes": "points of accuracy", "flatter": "log10 of the rise", "related": "rank correlation"}
-    words = [f"{name} {found[key].value:.2f}{_ends(found[key])}" for key, name in names.items()]
+    words = [f"{name} {found[key].value:.2f}{_interval_in_words(found[key])}" for key, name in names.items()]
     return f"the same among the {len(frame)} networks that came to a loss of {LEVEL}: {', '.join(words)}"
 
 
-def _draw(figure: Figure, shown: list[Shown]) -> None:
+def _draw_surfaces(figure: Figure, shown: list[Shown]) -> None:
     """Surfaces above contours, as in the paper; path space to the left, weight space to the right.
 
     Both batches have one height interval in each space. Contours are logarithmic: in path space the loss runs over so
@@ -257,7 +261,7 @@ def _draw(figure: Figure, shown: list[Shown]) -> None:
     """
     figure.set_size_inches(11.0, 4.8)
     for place, space in enumerate(SPACES):
-        planes = [(row, _plane(grid, space)) for row, grid in shown if len(grid)]
+        planes = [(row, _plane_as_grid(grid, space)) for row, grid in shown if len(grid)]
         if not planes:
             continue
         top = max(float(np.nanquantile(plane, 0.9)) for _, plane in planes)  # poles would take all of the scale
@@ -290,6 +294,6 @@ def _draw(figure: Figure, shown: list[Shown]) -> None:
         bar.ax.tick_params(labelsize=7)
 
 
-def _plane(grid: pd.DataFrame, space: str) -> np.ndarray[Any, Any]:
+def _plane_as_grid(grid: pd.DataFrame, space: str) -> np.ndarray[Any, Any]:
     part = grid[(grid["space"] == space) & (grid["draw"] == 0)]
     return part.pivot(index="t1", columns="t2", values="loss").to_numpy(float)

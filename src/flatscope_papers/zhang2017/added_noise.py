@@ -10,28 +10,28 @@ from matplotlib.figure import Figure
 from flatscope_papers import curves, intervals
 from flatscope_papers.claims import Answer
 from flatscope_papers.declaration import Analysis, Runs, Stage, study
-from flatscope_papers.toml_files import grid
-from flatscope_papers.zhang2017.all_conv_networks import SIZES, config
-from flatscope_papers.zhang2017.errors_by_size import two_panels
+from flatscope_papers.toml_files import settings_by_scale
+from flatscope_papers.zhang2017.all_conv_networks import SIZES, all_conv_config
+from flatscope_papers.zhang2017.errors_by_size import train_and_test_panels
 
 TEMPERATURE = 1e-5
 LAST = 5  # evaluated epochs whose mean is the end of a curve: single epochs jump about
 KINDS = {"SGD": ("#0072b2", "-"), "SGDL": ("#d55e00", "--")}
-SETTINGS = grid(__name__)
+SETTINGS = settings_by_scale(__name__)
 
 
-def _stages(scale: str) -> list[Stage]:
+def _added_noise_stages(scale: str) -> list[Stage]:
     settings = SETTINGS[scale]
     made = []
     for temperature in (0.0, TEMPERATURE):
         for seed in range(settings["seeds"]):
-            one = config(scale, SIZES[scale]["base"], settings["n"], seed)
+            one = all_conv_config(scale, SIZES[scale]["base"], settings["n"], seed)
             one["train"] = {**settings["train"], "seed": seed, "noise_temperature": temperature}
             made.append(one)
     return [Stage([made])]
 
 
-def answers_of(along: pd.DataFrame) -> dict[str, Answer]:
+def added_noise_answers(along: pd.DataFrame) -> dict[str, Answer]:
     """Estimates of the claims from curves with columns kind, seed, epoch and the errors."""
     late = along.sort_values("epoch").groupby(["kind", "seed"]).tail(LAST)
     means = late.groupby(["kind", "seed"])[["train_error", "test_error"]].mean()
@@ -41,7 +41,7 @@ def answers_of(along: pd.DataFrame) -> dict[str, Answer]:
     return {"same_training": training, "same_validation": validation, "better_validation": better}
 
 
-@study("zhang2017-fig6", stages=_stages)
+@study("zhang2017-fig6", stages=_added_noise_stages)
 def figure_6(runs: Runs) -> Analysis:
     """The same starting weights and the same batches, once with and once without noise of constant power."""
     parts = []
@@ -51,13 +51,13 @@ def figure_6(runs: Runs) -> Analysis:
         history = stored.frame("history")[["epoch", "train_error", "test_error"]]
         parts.append(history.assign(kind=kind, seed=settings["seed"]))
     along = pd.concat(parts, ignore_index=True)[["kind", "seed", "epoch", "train_error", "test_error"]]
-    return Analysis(along, answers_of(along), lambda figure: _draw(figure, along))
+    return Analysis(along, added_noise_answers(along), lambda figure: _draw_added_noise(figure, along))
 
 
-def _draw(figure: Figure, along: pd.DataFrame) -> None:
-    panels = two_panels(figure, ("training error", "validation error"))
+def _draw_added_noise(figure: Figure, along: pd.DataFrame) -> None:
+    panels = train_and_test_panels(figure, ("training error", "validation error"))
     for axes, name in zip(panels, curves.ERRORS, strict=True):
         for kind, (colour, style) in KINDS.items():
-            drawn = curves.lines(along[along["kind"] == kind], "epoch", name, carry=True)
-            curves.band(axes, drawn, colour, linestyle=style, label=kind)
+            drawn = curves.runs_as_columns(along[along["kind"] == kind], "epoch", name, carry=True)
+            curves.draw_band(axes, drawn, colour, linestyle=style, label=kind)
     panels[1].legend()

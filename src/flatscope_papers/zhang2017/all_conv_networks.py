@@ -22,13 +22,13 @@ from torch.nn import functional
 
 from flatscope.inputs import Raw, load
 from flatscope.training import all_conv, build
-from flatscope_papers.declaration import Runs, Stage, name_of
+from flatscope_papers.declaration import Runs, Stage, importable_name
 from flatscope_papers.smoke_data import ten_classes
 from flatscope_papers.theory.polynomial import PolynomialActivation
-from flatscope_papers.toml_files import grid
+from flatscope_papers.toml_files import settings_by_scale
 
 POOL = 8_000
-SIZES = grid(__name__)
+SIZES = settings_by_scale(__name__)
 
 
 @functools.cache
@@ -88,17 +88,17 @@ def polynomial_all_conv(channels: int, side: int = 32, radius: float = 5.0, degr
     return nn.Sequential(parts)
 
 
-RELU, POLYNOMIAL = "all_conv", name_of(polynomial_all_conv)
+RELU, POLYNOMIAL = "all_conv", importable_name(polynomial_all_conv)
 
 
-def parameters(scale: str, channels: int) -> int:
+def parameter_count_of_all_conv(scale: str, channels: int) -> int:
     """Parameters of the network with so many channels; 9,370 for the paper's 16."""
     side = SIZES[scale]["side"]
     network = build("all_conv", channels=channels, input_shape=(3, side, side))
     return sum(weight.numel() for weight in network.parameters())
 
 
-def config(
+def all_conv_config(
     scale: str,
     channels: int,
     n: int,
@@ -117,14 +117,14 @@ def config(
         "data": {**(size["fit_data"] if train.startswith("fit") else size["data"]), "train_size": n},
         "model": {"name": POLYNOMIAL if polynomial else RELU, "options": options, "seed": seed},
         "init": "kaiming_uniform",
-        "train": {**training(size.get(train, size["train"]), n, size["fall"]), "seed": seed},
+        "train": {**training_settings(size.get(train, size["train"]), n, size["fall"]), "seed": seed},
     }
     if random:
         chosen["labels"] = {"random": 1.0, "seed": seed}
     return chosen
 
 
-def training(given: Mapping[str, Any], n: int, fall: float = 0.1) -> dict[str, Any]:
+def training_settings(given: Mapping[str, Any], n: int, fall: float = 0.1) -> dict[str, Any]:
     """Settings of the training on n samples: so many steps, or so many epochs; the rate falls to a share of itself."""
     settings: dict[str, Any] = {"momentum": 0.9, "stop_zero_error": True}
     settings |= {key: value for key, value in given.items() if key not in ("steps", "looks")}
@@ -135,7 +135,7 @@ def training(given: Mapping[str, Any], n: int, fall: float = 0.1) -> dict[str, A
     return settings
 
 
-def stage(
+def all_conv_stage(
     scale: str,
     networks: Sequence[tuple[int, int]],
     *,
@@ -147,13 +147,16 @@ def stage(
     seeds = range(SIZES[scale]["seeds"])
     how: dict[str, Any] = {"random": random, "polynomial": polynomial}
     units = [
-        [config(scale, c, n, seed, **how, train=until_fitted(scale, c, n, random, train)) for seed in seeds]
+        [
+            all_conv_config(scale, c, n, seed, **how, train=settings_until_fitted(scale, c, n, random, train))
+            for seed in seeds
+        ]
         for c, n in networks
     ]
     return Stage(units, gpus=0.25)
 
 
-def until_fitted(scale: str, channels: int, n: int, random: bool, train: str) -> str:
+def settings_until_fitted(scale: str, channels: int, n: int, random: bool, train: str) -> str:
     """The settings of a network: longer ones where the usual ones left it unfitted and a claim says that it can be."""
     size = SIZES[scale]
     if random and n in size.get("fit_sizes", []):
@@ -165,25 +168,29 @@ def until_fitted(scale: str, channels: int, n: int, random: bool, train: str) ->
     )
 
 
-def ends(runs: Runs) -> pd.DataFrame:
+def networks_at_end(runs: Runs) -> pd.DataFrame:
     """One row per network as it was at the end: channels, W, n, seed, epochs, errors and their difference."""
     frame = runs.frame().rename(
         columns={"model.options.channels": "channels", "data.train_size": "n", "train.seed": "seed"}
     )
-    counts = {c: parameters(runs.scale, c) for c in frame["channels"].unique()}
+    counts = {c: parameter_count_of_all_conv(runs.scale, c) for c in frame["channels"].unique()}
     frame["W"] = frame["channels"].map(counts)
     frame["gap"] = frame["test_error"] - frame["train_error"]
     return frame[["channels", "W", "n", "seed", "epochs", "train_error", "test_error", "gap", "diverged"]]
 
 
-def histories(runs: Runs) -> pd.DataFrame:
+def networks_by_epoch(runs: Runs) -> pd.DataFrame:
     """One row per network and evaluated epoch: channels, W, n, seed, polynomial or not, epoch, errors."""
     parts = []
     for stored in runs.stored():
         history = stored.frame("history")[["epoch", "train_error", "test_error"]]
         settings = stored.config
         channels = settings["model"]["options"]["channels"]
-        named = {"channels": channels, "W": parameters(runs.scale, channels), "n": settings["data"]["train_size"]}
+        named = {
+            "channels": channels,
+            "W": parameter_count_of_all_conv(runs.scale, channels),
+            "n": settings["data"]["train_size"],
+        }
         named |= {"seed": settings["train"]["seed"], "polynomial": settings["model"]["name"] == POLYNOMIAL}
         parts.append(history.assign(**named))
     frame = pd.concat(parts, ignore_index=True)
@@ -191,7 +198,7 @@ def histories(runs: Runs) -> pd.DataFrame:
     return frame[[*named, "epoch", "train_error", "test_error", "gap"]]
 
 
-def per_seed(frame: pd.DataFrame, column: str) -> npt.NDArray[np.float64]:
+def mean_per_seed(frame: pd.DataFrame, column: str) -> npt.NDArray[np.float64]:
     """Mean of a column over the rows of each seed, in the order of the seeds; empty if there are no rows."""
     values: npt.NDArray[np.float64] = frame.groupby("seed")[column].mean().to_numpy(np.float64)
     return values

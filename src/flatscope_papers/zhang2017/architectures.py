@@ -14,7 +14,7 @@ from flatscope.training import build
 from flatscope_papers import intervals
 from flatscope_papers.claims import Answer
 from flatscope_papers.declaration import Analysis, Runs, Stage, study
-from flatscope_papers.toml_files import grid
+from flatscope_papers.toml_files import settings_by_scale
 
 # Name in the paper, parameters, test accuracy in per cent.
 NETWORKS = {
@@ -25,10 +25,10 @@ NETWORKS = {
 }
 ORDER = list(NETWORKS)
 FULL = 99.95  # per cent that are 100.0 as printed
-SIZES = grid(__name__)
+SIZES = settings_by_scale(__name__)
 
 
-def _stages(scale: str) -> list[Stage]:
+def _architecture_stages(scale: str) -> list[Stage]:
     size = SIZES[scale]
     units = []
     for name in size["networks"]:
@@ -46,12 +46,12 @@ def _stages(scale: str) -> list[Stage]:
     return [Stage(units)]
 
 
-def counts() -> dict[str, int]:
+def parameter_counts() -> dict[str, int]:
     """Trainable parameters of the four networks as built here."""
     return {name: sum(p.numel() for p in build(name).parameters() if p.requires_grad) for name in NETWORKS}
 
 
-def answers_of(points: pd.DataFrame, built: Mapping[str, int], *, full: bool) -> dict[str, Answer]:
+def architecture_answers(points: pd.DataFrame, built: Mapping[str, int], *, full: bool) -> dict[str, Answer]:
     """Estimates of the claims.
 
     Args:
@@ -67,20 +67,25 @@ def answers_of(points: pd.DataFrame, built: Mapping[str, int], *, full: bool) ->
             missing = Answer(float("nan"), runs=0, note="too costly at this scale: not trained")
             answers |= {f"training/{name}": missing, f"test/{name}": missing}
             continue
-        training, test = intervals.smallest(own["train_accuracy"]), intervals.mean(own["test_accuracy"])
+        training, test = (
+            intervals.smallest_over_networks(own["train_accuracy"]),
+            intervals.mean_over_runs(own["test_accuracy"]),
+        )
         for what, seen in (("training", training), ("test", test)):
             reason = f"{seen.value:.1f} on a fiftieth of the images, which any of these networks fits: not the number"
             answers[f"{what}/{name}"] = (
-                _fitted(seen, what) if full else Answer(float("nan"), runs=seen.runs, note=reason)
+                _answer_if_fitted(seen, what) if full else Answer(float("nan"), runs=seen.runs, note=reason)
             )
     for smaller, larger in itertools.pairwise(ORDER):
         first, second = per_network[smaller], per_network[larger]
         note = "" if len(first) and len(second) else "too costly at this scale: not trained"
-        answers[f"better/{larger}"] = intervals.difference(second["test_accuracy"], first["test_accuracy"], note)
+        answers[f"better/{larger}"] = intervals.difference_of_means(
+            second["test_accuracy"], first["test_accuracy"], note
+        )
     return answers
 
 
-def _fitted(seen: Answer, what: str) -> Answer:
+def _answer_if_fitted(seen: Answer, what: str) -> Answer:
     """The answer; of training no number where it ended before a network fitted."""
     if what == "test" or seen.value >= FULL:
         return seen
@@ -88,7 +93,7 @@ def _fitted(seen: Answer, what: str) -> Answer:
     return Answer(float("nan"), runs=seen.runs, note=words)
 
 
-@study("zhang2017-table2", stages=_stages)
+@study("zhang2017-table2", stages=_architecture_stages)
 def table_2(runs: Runs) -> Analysis:
     """Each architecture trained on CIFAR-10 cropped to 28×28 until no training error is left; accuracies at the end."""
     frame = runs.frame()
@@ -101,13 +106,13 @@ def table_2(runs: Runs) -> Analysis:
             "test_accuracy": 100 * (1 - frame["test_error"]),
         }
     )
-    built = counts()
+    built = parameter_counts()
     points.insert(1, "parameters", points["network"].map(built))
-    answers = answers_of(points, built, full=runs.scale == "paper")
-    return Analysis(points, answers, lambda figure: _draw(figure, points, built))
+    answers = architecture_answers(points, built, full=runs.scale == "paper")
+    return Analysis(points, answers, lambda figure: _draw_architectures(figure, points, built))
 
 
-def _draw(figure: Figure, points: pd.DataFrame, built: Mapping[str, int]) -> None:
+def _draw_architectures(figure: Figure, points: pd.DataFrame, built: Mapping[str, int]) -> None:
     axes: Any = figure.subplots()
     places = np.arange(len(NETWORKS))
     for shift, column, colour, words in (

@@ -24,19 +24,22 @@ from flatscope.training import Store, build, evaluate, stored_problem, tables_of
 from flatscope_papers import intervals
 from flatscope_papers.claims import Answer
 from flatscope_papers.declaration import Analysis, Config, Measured, Runs, Stage, each_trial, study
-from flatscope_papers.stratified import within
-from flatscope_papers.toml_files import grid
+from flatscope_papers.stratified import correlation_within_strata
+from flatscope_papers.toml_files import settings_by_scale
 
-SIZES = grid(__name__)
+SIZES = settings_by_scale(__name__)
 TEST_SIZE = 360
 LAST = 0.2  # share of the one pass whose samples are looked at before they are used
 RANDOM = (0.0, 0.25, 0.5, 0.75, 1.0)  # shares of labels that are drawn at random
 
 
-def stages(scale: str) -> list[Stage]:
+def conjecture_stages(scale: str) -> list[Stage]:
     """Networks with more and more random labels; their radii and margins; the remarks."""
     size = SIZES[scale]
-    units = [[_network(size, share, seed) for seed in range(size["seeds"])] for share in RANDOM[:: size["skip"]]]
+    units = [
+        [_conjecture_network_config(size, share, seed) for seed in range(size["seeds"])]
+        for share in RANDOM[:: size["skip"]]
+    ]
     options = {"flatness_radius": size["radius"], "geometric_margin": size["margin"]}
     looks = [
         [{"study": "conjecture 1", "network": one, "measures": [*options], "measure_options": options}]
@@ -50,7 +53,7 @@ def stages(scale: str) -> list[Stage]:
     return [Stage(units, train_and_measure), Stage(remarks, try_remarks, 0), Stage(looks, look_at_minimum, 0)]
 
 
-def _network(size: Mapping[str, Any], share: float, seed: int) -> dict[str, Any]:
+def _conjecture_network_config(size: Mapping[str, Any], share: float, seed: int) -> dict[str, Any]:
     config = {
         "data": size["data"],
         "model": {"name": "mlp", "options": {"widths": [64, size["width"], 10]}, "seed": seed},
@@ -71,14 +74,14 @@ def look_at_minimum(config: Config, store: Store) -> Measured:
     """Flatness radius and the median geometric margin of the training samples of one network."""
     problem = stored_problem(store, config["network"])
     [table] = tables_of(problem, config)
-    margins = _margins(table)
+    margins = _rows_of_geometric_margins(table)
     metrics = {"radius": table["flatness_radius"], "margin": float(np.median(margins[np.isfinite(margins)]))}
     trained = store.read(config["network"]).metrics
     metrics |= {name: trained[name] for name in ("train_loss", "train_error", "test_error")}
     return Measured(metrics | {"random": config["network"].get("labels", {}).get("random", 0.0)})
 
 
-def _margins(table: Table) -> Any:
+def _rows_of_geometric_margins(table: Table) -> Any:
     return table.samples("geometric_margin").double().numpy()
 
 
@@ -118,10 +121,12 @@ def conjecture_of_table(both: pd.DataFrame, scale: str) -> Analysis:
     """Claims and figure of the saved table, which has networks and remarks one below the other."""
     del scale
     table = both[both["kind"] == "network"].dropna(axis="columns", how="all").reset_index(drop=True)
-    return Analysis(both, answers_of(table, both[both["kind"] == "remark"]), lambda figure: _draw(figure, table))
+    return Analysis(
+        both, conjecture_answers(table, both[both["kind"] == "remark"]), lambda figure: _draw_conjecture(figure, table)
+    )
 
 
-@study("zhang2017-conjecture1", stages=stages, from_table=conjecture_of_table)
+@study("zhang2017-conjecture1", stages=conjecture_stages, from_table=conjecture_of_table)
 def conjecture_study(runs: Runs) -> Analysis:
     """Networks that fit labels of which a share is random: flatness radius, geometric margin and test error."""
     points, remarks = runs.frame(-1), runs.frame(1)
@@ -133,28 +138,32 @@ def conjecture_study(runs: Runs) -> Analysis:
     return replace(conjecture_of_table(both, runs.scale), notes=notes)
 
 
-def answers_of(table: pd.DataFrame, remarks: pd.DataFrame) -> dict[str, Answer]:
+def conjecture_answers(table: pd.DataFrame, remarks: pd.DataFrame) -> dict[str, Answer]:
     """The numbers of the claims."""
     natural, random = (table[table["random"] == share] for share in (0.0, 1.0))
     return {
-        "radius": intervals.log_ratio(natural["radius"], random["radius"]),
-        "margin": intervals.log_ratio(natural["margin"], random["margin"]),
-        "together": _within_shares(table, "radius", "margin"),
-        "error": _within_shares(table, "margin", "test_error"),
-        "torus": intervals.mean(remarks["torus_error"] - remarks["plain_error"], resolution=1 / TEST_SIZE),
-        "one_pass": intervals.mean(remarks["one_pass"]),
-        "nearest_train": intervals.largest(remarks["nearest_train"]),
-        "nearest_gap": intervals.mean(remarks["nearest_test"] - remarks["nearest_train"], resolution=1 / TEST_SIZE),
+        "radius": intervals.log10_ratio_of_means(natural["radius"], random["radius"]),
+        "margin": intervals.log10_ratio_of_means(natural["margin"], random["margin"]),
+        "together": _rank_correlation_within_label_shares(table, "radius", "margin"),
+        "error": _rank_correlation_within_label_shares(table, "margin", "test_error"),
+        "torus": intervals.mean_over_runs(remarks["torus_error"] - remarks["plain_error"], resolution=1 / TEST_SIZE),
+        "one_pass": intervals.mean_over_runs(remarks["one_pass"]),
+        "nearest_train": intervals.largest_over_networks(remarks["nearest_train"]),
+        "nearest_gap": intervals.mean_over_runs(
+            remarks["nearest_test"] - remarks["nearest_train"], resolution=1 / TEST_SIZE
+        ),
     }
 
 
-def _within_shares(table: pd.DataFrame, one: str, other: str) -> Answer:
+def _rank_correlation_within_label_shares(table: pd.DataFrame, one: str, other: str) -> Answer:
     """Rank correlation among networks with one share of random labels; pooled, the share alone would make it."""
     pooled = table[one].corr(table[other], method="spearman")
-    return within(table[one], table[other], table["random"], note=f"pooled over all shares {pooled:.2f}")
+    return correlation_within_strata(
+        table[one], table[other], table["random"], note=f"pooled over all shares {pooled:.2f}"
+    )
 
 
-def _draw(figure: Figure, table: pd.DataFrame) -> None:
+def _draw_conjecture(figure: Figure, table: pd.DataFrame) -> None:
     figure.set_size_inches(8.0, 3.4)
     panels: Any = figure.subplots(1, 2)
     for axes, (x, y) in zip(panels, (("radius", "margin"), ("margin", "test_error")), strict=True):

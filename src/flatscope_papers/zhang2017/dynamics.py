@@ -21,13 +21,13 @@ from flatscope.training import Stored
 from flatscope_papers import intervals
 from flatscope_papers.claims import Answer
 from flatscope_papers.declaration import Analysis, Runs, Stage, study
-from flatscope_papers.toml_files import grid
+from flatscope_papers.toml_files import settings_by_scale
 from flatscope_papers.zhang2017.potential_chains import (
     MAPS,
-    density_map,
-    histograms,
-    potential_map,
-    potential_of,
+    draw_density,
+    draw_histograms_by_dimension,
+    draw_potential,
+    potential_of_config,
     run_potential,
 )
 
@@ -36,43 +36,49 @@ TOLERANCE = 0.02
 BETWEEN = 3.0  # the w_1 half-way between the point at 2 and the valley at 4
 BASINS = {"potential": "two basins", "temperature": 0.15, "lr": 0.01, "span": [-1.5, 4.5]}
 VALLEY = {"potential": "valley and point", "temperature": 0.25, "lr": 0.02, "span": [0.5, 5.5]}
-SIZES = grid(__name__)
+SIZES = settings_by_scale(__name__)
 
 
-def _configs(scale: str, base: Mapping[str, Any], **more: Any) -> dict[str, Any]:
+def _chain_configs(scale: str, base: Mapping[str, Any], **more: Any) -> dict[str, Any]:
     return {"study": "potential", **base, **SIZES[scale], "seed": 0, **more}
 
 
-def _by_dimension(base: Mapping[str, Any]) -> Callable[[str], list[Stage]]:
-    return lambda scale: [Stage([[_configs(scale, base, dimension=d)] for d in DIMENSIONS], run_potential, 0.25)]
+def _stages_by_dimension(base: Mapping[str, Any]) -> Callable[[str], list[Stage]]:
+    return lambda scale: [Stage([[_chain_configs(scale, base, dimension=d)] for d in DIMENSIONS], run_potential, 0.25)]
 
 
-def share_estimate(stored: Stored, of: int = 1) -> Answer:
+def flat_share_answer(stored: Stored, of: int = 1) -> Answer:
     """The share in the flatter minimum, with its interval over chains and the gap between the two starts."""
     note = f"two-start gap {stored.metrics['gap']:.3f}, exp(−U/T) gives {stored.metrics['exact']:.4f}"
-    return intervals.mean(stored.frame("chains")["share"], note, bounds=(0, 1), level=intervals.joint_level(of))
+    return intervals.mean_over_runs(
+        stored.frame("chains")["share"], note, bounds=(0, 1), level=intervals.joint_confidence_level(of)
+    )
 
 
-def smallest_step(groups: Sequence[Any], note: str = "") -> Answer:
+def smallest_rise_between_groups(groups: Sequence[Any], note: str = "") -> Answer:
     """The smallest rise from one group of chains to the next; its interval holds for all rises at once."""
     pairs = list(itertools.pairwise(groups))
-    level = intervals.joint_level(len(pairs))
-    return intervals.smallest_of([intervals.difference(after, before, note, level=level) for before, after in pairs])
+    level = intervals.joint_confidence_level(len(pairs))
+    return intervals.smallest_answer(
+        [intervals.difference_of_means(after, before, note, level=level) for before, after in pairs]
+    )
 
 
-def _from_exact(stored: Stored, of: int = 1) -> Answer:
+def _share_minus_exact_answer(stored: Stored, of: int = 1) -> Answer:
     """The share less that of exp(−U/T); one `of` several whose intervals are to hold at once."""
     shares = stored.frame("chains")["share"] - stored.metrics["exact"]
-    return intervals.mean(shares, f"two-start gap {stored.metrics['gap']:.3f}", level=intervals.joint_level(of))
+    return intervals.mean_over_runs(
+        shares, f"two-start gap {stored.metrics['gap']:.3f}", level=intervals.joint_confidence_level(of)
+    )
 
 
-def _notes(found: Sequence[Stored]) -> tuple[str, ...]:
+def _mixing_notes(found: Sequence[Stored]) -> tuple[str, ...]:
     gaps = [stored.metrics["gap"] for stored in found]
     mixed = "all runs mixed" if max(gaps) <= TOLERANCE else "not all runs mixed: more steps are needed"
     return (f"largest gap between chains of different starts {max(gaps):.3f} ({mixed})",)
 
 
-def _table(found: Sequence[Stored]) -> pd.DataFrame:
+def _flat_share_table(found: Sequence[Stored]) -> pd.DataFrame:
     parts = []
     for stored in found:
         kind = stored.config.get("method", "GDL")
@@ -80,67 +86,81 @@ def _table(found: Sequence[Stored]) -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True)[["method", "dimension", "low", "high", "density", "exact"]]
 
 
-@study("zhang2017-fig7", stages=_by_dimension(BASINS))
+@study("zhang2017-fig7", stages=_stages_by_dimension(BASINS))
 def figure_7(runs: Runs) -> Analysis:
     """Langevin chains on two flat balls in 1 to 5 dimensions: histogram of w_1, share of time in the wide ball."""
     found = runs.stored()
-    answers = {f"D{stored.config['dimension']}": share_estimate(stored) for stored in found}
-    answers["grows"] = smallest_step([stored.frame("chains")["share"] for stored in found])
-    return Analysis(_table(found), answers, lambda figure: histograms(figure, found, "wide"), _notes(found))
+    answers = {f"D{stored.config['dimension']}": flat_share_answer(stored) for stored in found}
+    answers["grows"] = smallest_rise_between_groups([stored.frame("chains")["share"] for stored in found])
+    return Analysis(
+        _flat_share_table(found),
+        answers,
+        lambda figure: draw_histograms_by_dimension(figure, found, "wide"),
+        _mixing_notes(found),
+    )
 
 
-@study("zhang2017-fig8", stages=lambda scale: [Stage([[_configs(scale, VALLEY, dimension=2)]], run_potential, 0.25)])
+@study(
+    "zhang2017-fig8", stages=lambda scale: [Stage([[_chain_configs(scale, VALLEY, dimension=2)]], run_potential, 0.25)]
+)
 def figure_8(runs: Runs) -> Analysis:
     """Langevin chains on a valley at w_1 = 4 and a point at w_1 = 2, equally deep: where they spend their time."""
     (stored,) = runs.stored()
-    share = share_estimate(stored)
-    answers = {"prefers": _less(share, 0.5), "boltzmann": _from_exact(stored)}
+    share = flat_share_answer(stored)
+    answers = {"prefers": _answer_minus_amount(share, 0.5), "boltzmann": _share_minus_exact_answer(stored)}
 
     def draw(figure: Figure) -> None:
         figure.set_size_inches(8.4, 3.2)
         left, right = figure.subplots(1, 2)
-        density_map(left, stored, f"GDL: P(valley) = {stored.metrics['share']:.3f}")
-        potential_map(right, potential_of(stored.config), MAPS["x"][:2])
+        draw_density(left, stored, f"GDL: P(valley) = {stored.metrics['share']:.3f}")
+        draw_potential(right, potential_of_config(stored.config), MAPS["x"][:2])
         right.set_title("potential: point at 2, valley at 4", fontsize=9)
 
-    return Analysis(stored.frame("map"), answers, draw, _notes([stored]))
+    return Analysis(stored.frame("map"), answers, draw, _mixing_notes([stored]))
 
 
-def _named(found: Answer, stored: Stored) -> Answer:
+def _answer_with_dimension(found: Answer, stored: Stored) -> Answer:
     """With the dimension; two dimensions are looked at twice."""
     dimension = stored.config["dimension"]
     same = ", the chains and the share of zhang2017-fig8" if dimension == 2 else ""
     return replace(found, note=f"least at D = {dimension}{same}; {found.note}")
 
 
-def _less(found: Answer, amount: float) -> Answer:
+def _answer_minus_amount(found: Answer, amount: float) -> Answer:
     low, high = (None if end is None else end - amount for end in (found.low, found.high))
     return Answer(found.value - amount, low, high, found.runs, found.note)
 
 
-@study("zhang2017-fig9", stages=_by_dimension(VALLEY))
+@study("zhang2017-fig9", stages=_stages_by_dimension(VALLEY))
 def figure_9(runs: Runs) -> Analysis:
     """Langevin chains on a valley, flat in D − 1 directions, and a point: histogram of w_1 as D grows."""
     found = runs.stored()
     chains = [stored.frame("chains") for stored in found]
-    shares = [_named(share_estimate(stored, of=len(found) - 1), stored) for stored in found[1:]]
+    shares = [_answer_with_dimension(flat_share_answer(stored, of=len(found) - 1), stored) for stored in found[1:]]
     slip = "a slip of the caption: the minimum at W_1 = 2 must be the non-degenerate one"
     answers = {
-        "prefers": _less(intervals.smallest_of(shares), 0.5),
-        "falls": smallest_step([-frame["near_sharp"] for frame in chains]),
-        "rate": intervals.farthest_of([_from_exact(stored, of=len(found)) for stored in found]),
-        "caption": smallest_step([-frame["near_flat"] for frame in chains], slip),
+        "prefers": _answer_minus_amount(intervals.smallest_answer(shares), 0.5),
+        "falls": smallest_rise_between_groups([-frame["near_sharp"] for frame in chains]),
+        "rate": intervals.answer_farthest_from_zero(
+            [_share_minus_exact_answer(stored, of=len(found)) for stored in found]
+        ),
+        "caption": smallest_rise_between_groups([-frame["near_flat"] for frame in chains], slip),
     }
-    return Analysis(_table(found), answers, lambda figure: histograms(figure, found, "valley"), _notes(found))
+    return Analysis(
+        _flat_share_table(found),
+        answers,
+        lambda figure: draw_histograms_by_dimension(figure, found, "valley"),
+        _mixing_notes(found),
+    )
 
 
-def _stages_10(scale: str) -> list[Stage]:
+def _figure_10_stages(scale: str) -> list[Stage]:
     parts = {"SGD": 1.0, "SGDL": 0.5}  # of the temperature, from mini-batches; the rest is added noise
-    units = [[_configs(scale, VALLEY, dimension=2, method=name, sgd_share=part)] for name, part in parts.items()]
+    units = [[_chain_configs(scale, VALLEY, dimension=2, method=name, sgd_share=part)] for name, part in parts.items()]
     return [Stage(units, run_potential, 0.25)]
 
 
-def around_average(cells: pd.DataFrame, effective: float) -> Answer:
+def share_nearest_average_minimum(cells: pd.DataFrame, effective: float) -> Answer:
     """Share beyond one half of the time in the valley that is spent in the half of it nearest to w_2 = 0.
 
     Args:
@@ -156,24 +176,24 @@ def around_average(cells: pd.DataFrame, effective: float) -> Answer:
     return Answer(float(share) - 0.5, ends[0] - 0.5, ends[1] - 0.5, round(effective), note)
 
 
-@study("zhang2017-fig10", stages=_stages_10)
+@study("zhang2017-fig10", stages=_figure_10_stages)
 def figure_10(runs: Runs) -> Analysis:
     """Chains with mini-batches of five of 200 sample losses, alone (SGD) and with added noise (SGDL)."""
     found = runs.stored()
     answers: dict[str, Answer] = {}
     for stored in found:
         name = stored.config["method"]
-        answers[f"{name}-prefers"] = _less(share_estimate(stored), 0.5)
-        answers[f"{name}-boltzmann"] = _from_exact(stored)
+        answers[f"{name}-prefers"] = _answer_minus_amount(flat_share_answer(stored), 0.5)
+        answers[f"{name}-boltzmann"] = _share_minus_exact_answer(stored)
     (sgd,) = (stored for stored in found if stored.config["method"] == "SGD")
-    answers["average"] = around_average(sgd.frame("map"), sgd.metrics["effective_samples"])
+    answers["average"] = share_nearest_average_minimum(sgd.frame("map"), sgd.metrics["effective_samples"])
 
     def draw(figure: Figure) -> None:
         figure.set_size_inches(10.5, 3.0)
         panels: Any = figure.subplots(1, 3)
         for axes, stored in zip(panels, found, strict=False):
-            density_map(axes, stored, f"{stored.config['method']}: P(valley) = {stored.metrics['share']:.3f}")
-        potential_map(panels[2], potential_of(found[0].config), MAPS["x"][:2])
+            draw_density(axes, stored, f"{stored.config['method']}: P(valley) = {stored.metrics['share']:.3f}")
+        draw_potential(panels[2], potential_of_config(found[0].config), MAPS["x"][:2])
 
     table = pd.concat([stored.frame("map").assign(method=stored.config["method"]) for stored in found])
-    return Analysis(table.reset_index(drop=True), answers, draw, _notes(found))
+    return Analysis(table.reset_index(drop=True), answers, draw, _mixing_notes(found))

@@ -16,76 +16,78 @@ from flatscope_papers.claims import Answer
 from flatscope_papers.declaration import Analysis, Runs, Stage, study
 from flatscope_papers.zhang2017.all_conv_networks import (
     SIZES,
-    ends,
-    histories,
-    parameters,
-    per_seed,
-    stage,
+    all_conv_stage,
+    mean_per_seed,
+    networks_at_end,
+    networks_by_epoch,
+    parameter_count_of_all_conv,
 )
-from flatscope_papers.zhang2017.fitting import gaps_by_size, largest_error
+from flatscope_papers.zhang2017.fitting import gaps_by_size, largest_training_error
 
 CHANCE = 0.9
 SHARE = (0.0, 1.0)
 
 
-def against_size(runs: Runs, *, random: bool) -> Analysis:
+def errors_by_size_analysis(runs: Runs, *, random: bool) -> Analysis:
     """Errors against N for a network of fixed W; claims of natural or of random labels."""
-    return (random_table if random else natural_table)(ends(runs), runs.scale)
+    return (random_labels_of_table if random else natural_labels_of_table)(networks_at_end(runs), runs.scale)
 
 
-def natural_table(points: pd.DataFrame, scale: str) -> Analysis:
+def natural_labels_of_table(points: pd.DataFrame, scale: str) -> Analysis:
     """Claims and figure of natural labels, one row per network in `points`; the same at any scale."""
     del scale
-    return _of_table(points, natural_found(points))
+    return _errors_by_size_of_table(points, natural_label_answers(points))
 
 
-def random_table(points: pd.DataFrame, scale: str) -> Analysis:
+def random_labels_of_table(points: pd.DataFrame, scale: str) -> Analysis:
     """The same of random labels."""
     del scale
-    return _of_table(points, random_found(points))
+    return _errors_by_size_of_table(points, random_label_answers(points))
 
 
-def _of_table(points: pd.DataFrame, found: dict[str, Answer]) -> Analysis:
+def _errors_by_size_of_table(points: pd.DataFrame, found: dict[str, Answer]) -> Analysis:
     width = int(points["W"].iloc[0])
     return Analysis(
         points, found, lambda figure: draw_errors(figure, points, "n", "number of training samples N", width)
     )
 
 
-def natural_found(points: pd.DataFrame) -> dict[str, Answer]:
+def natural_label_answers(points: pd.DataFrame) -> dict[str, Answer]:
     """Estimates of `natural_claims`; one row per network in `points`, a pair of errors in each."""
-    few, most = sides(points)
+    few, most = fewest_and_most_samples(points)
     return {
-        "fitted": largest_error(few, worst(few)),
-        "good_test_error": intervals.mean(per_seed(few, "test_error") - CHANCE, _as_error(few)),
-        "no_generalization": intervals.mean(per_seed(few, "gap")),
-        "gap_closes": intervals.paired_difference(per_seed(most, "gap"), per_seed(few, "gap")),
-        "generalizes": intervals.mean(per_seed(most, "gap"), gaps_by_size(points)),
+        "fitted": largest_training_error(few, worst_training_size_in_words(few)),
+        "good_test_error": intervals.mean_over_runs(
+            mean_per_seed(few, "test_error") - CHANCE, _test_error_in_words(few)
+        ),
+        "no_generalization": intervals.mean_over_runs(mean_per_seed(few, "gap")),
+        "gap_closes": intervals.paired_difference(mean_per_seed(most, "gap"), mean_per_seed(few, "gap")),
+        "generalizes": intervals.mean_over_runs(mean_per_seed(most, "gap"), gaps_by_size(points)),
     }
 
 
-def random_found(points: pd.DataFrame) -> dict[str, Answer]:
+def random_label_answers(points: pd.DataFrame) -> dict[str, Answer]:
     """Estimates of `random_claims`."""
-    few, most = sides(points)
+    few, most = fewest_and_most_samples(points)
     return {
-        "chance": intervals.mean(per_seed(points, "test_error"), bounds=SHARE),
-        "fitted": largest_error(few, worst(few)),
-        "rises": intervals.paired_difference(per_seed(most, "train_error"), per_seed(few, "train_error")),
-        "reaches_chance": intervals.mean(per_seed(most, "gap")),
+        "chance": intervals.mean_over_runs(mean_per_seed(points, "test_error"), bounds=SHARE),
+        "fitted": largest_training_error(few, worst_training_size_in_words(few)),
+        "rises": intervals.paired_difference(mean_per_seed(most, "train_error"), mean_per_seed(few, "train_error")),
+        "reaches_chance": intervals.mean_over_runs(mean_per_seed(most, "gap")),
     }
 
 
-def sides(points: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
+def fewest_and_most_samples(points: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Networks with fewer samples than parameters, and those with the most samples."""
     return points[points["n"] < points["W"]], points[points["n"] == points["n"].max()]
 
 
-def _as_error(few: pd.DataFrame) -> str:
+def _test_error_in_words(few: pd.DataFrame) -> str:
     """The test error itself: below chance says little of how good it is."""
-    return f"a test error of {per_seed(few, 'test_error').mean():.3f}, chance is {CHANCE}"
+    return f"a test error of {mean_per_seed(few, 'test_error').mean():.3f}, chance is {CHANCE}"
 
 
-def worst(few: pd.DataFrame) -> str:
+def worst_training_size_in_words(few: pd.DataFrame) -> str:
     """Which training size leaves the largest training error."""
     errors = few.groupby("n")["train_error"].mean()
     return f"largest at N = {errors.idxmax()}: {errors.max():.3f}" if len(errors) else ""
@@ -95,25 +97,25 @@ def draw_errors(figure: Figure, points: pd.DataFrame, by: str, label: str, line:
     """Training and test error against N or W: means, seeds as dots, and a line where both are equal."""
     axes = figure.subplots()
     for name, (words, colour, marker) in curves.ERRORS.items():
-        curves.dots(axes, curves.lines(points, by, name), colour, marker=marker, label=words)
+        curves.draw_runs_as_dots(axes, curves.runs_as_columns(points, by, name), colour, marker=marker, label=words)
     axes.axvline(line, color="grey", linestyle="--", linewidth=1, label=f"N = W = {line:,.0f}")
     axes.set(xscale=scale, ylim=(-0.03, 1.0), xlabel=label, ylabel="error (share of samples)")
     axes.legend()
 
 
-def draw_curves(figure: Figure, along: pd.DataFrame) -> None:
+def draw_error_curves(figure: Figure, along: pd.DataFrame) -> None:
     """Training and test error along training, one curve per training size, mean and range over seeds."""
-    panels = two_panels(figure)
+    panels = train_and_test_panels(figure)
     for axes, name in zip(panels, curves.ERRORS, strict=True):
-        for n, shade in curves.shades(along["n"]).items():
-            drawn = curves.lines(along[along["n"] == n], "epoch", name, carry=True)
+        for n, shade in curves.colours_from_dark_to_light(along["n"]).items():
+            drawn = curves.runs_as_columns(along[along["n"] == n], "epoch", name, carry=True)
             # Its end as a dot: a network may be done when first looked at.
-            curves.band(axes, drawn, shade, label=f"{n:,}", marker="o", markersize=4, markevery=[-1])
+            curves.draw_band(axes, drawn, shade, label=f"{n:,}", marker="o", markersize=4, markevery=[-1])
         axes.set(xscale="log", ylim=(-0.03, 1.0))
     panels[1].legend(title="training samples", fontsize=8)
 
 
-def two_panels(figure: Figure, titles: tuple[str, str] = ("training error", "test error")) -> Any:
+def train_and_test_panels(figure: Figure, titles: tuple[str, str] = ("training error", "test error")) -> Any:
     """Training error on the left, test error on the right, against epochs."""
     figure.set_size_inches(8.4, 3.6)
     panels: Any = figure.subplots(1, 2, sharey=True)
@@ -123,51 +125,51 @@ def two_panels(figure: Figure, titles: tuple[str, str] = ("training error", "tes
     return panels
 
 
-def _by_size(channels: str, *, random: bool = False, train: str = "train") -> Callable[[str], list[Stage]]:
+def _stages_by_size(channels: str, *, random: bool = False, train: str = "train") -> Callable[[str], list[Stage]]:
     def stages(scale: str) -> list[Stage]:
         size = SIZES[scale]
-        return [stage(scale, [(size[channels], n) for n in size["train_sizes"]], random=random, train=train)]
+        return [all_conv_stage(scale, [(size[channels], n) for n in size["train_sizes"]], random=random, train=train)]
 
     return stages
 
 
-@study("zhang2017-fig1", stages=_by_size("base"), from_table=natural_table)
+@study("zhang2017-fig1", stages=_stages_by_size("base"), from_table=natural_labels_of_table)
 def figure_1(runs: Runs) -> Analysis:
     """One all-convolutional network of W parameters, trained on subsets of CIFAR-10 below and above W samples."""
-    return against_size(runs, random=False)
+    return errors_by_size_analysis(runs, random=False)
 
 
-@study("zhang2017-fig2", stages=_by_size("base", random=True), from_table=random_table)
+@study("zhang2017-fig2", stages=_stages_by_size("base", random=True), from_table=random_labels_of_table)
 def figure_2(runs: Runs) -> Analysis:
     """The network of Figure 1 on subsets whose labels are all drawn at random."""
-    return against_size(runs, random=True)
+    return errors_by_size_analysis(runs, random=True)
 
 
-def curve_found(points: pd.DataFrame) -> dict[str, Answer]:
+def error_curve_answers(points: pd.DataFrame) -> dict[str, Answer]:
     """Estimates of `curve_claims` from the last epoch of each network."""
     least, most = (points[points["n"] == n] for n in (points["n"].min(), points["n"].max()))
     return {
-        "overfits": intervals.paired_difference(per_seed(least, "gap"), per_seed(most, "gap")),
-        "little_generalization": intervals.mean(per_seed(least, "gap")),
-        "more_data": intervals.paired_difference(per_seed(most, "test_error"), per_seed(least, "test_error")),
+        "overfits": intervals.paired_difference(mean_per_seed(least, "gap"), mean_per_seed(most, "gap")),
+        "little_generalization": intervals.mean_over_runs(mean_per_seed(least, "gap")),
+        "more_data": intervals.paired_difference(mean_per_seed(most, "test_error"), mean_per_seed(least, "test_error")),
     }
 
 
-def along_training(runs: Runs) -> Analysis:
+def errors_along_training(runs: Runs) -> Analysis:
     """Errors along training, one curve per training size."""
-    along = histories(runs)
-    return Analysis(along, curve_found(ends(runs)), lambda figure: draw_curves(figure, along))
+    along = networks_by_epoch(runs)
+    return Analysis(along, error_curve_answers(networks_at_end(runs)), lambda figure: draw_error_curves(figure, along))
 
 
-@study("zhang2017-fig13", stages=_by_size("base"))
+@study("zhang2017-fig13", stages=_stages_by_size("base"))
 def figure_13(runs: Runs) -> Analysis:
     """The networks of Figure 1 along training; the paper does not state the network of this figure."""
-    return along_training(runs)
+    return errors_along_training(runs)
 
 
-@study("zhang2017-fig14", stages=_by_size("large", train="wide_train"))
+@study("zhang2017-fig14", stages=_stages_by_size("large", train="wide_train"))
 def figure_14(runs: Runs) -> Analysis:
     """As Figure 13 with more channels; the paper does not state how many."""
-    analysis = along_training(runs)
-    count = parameters(runs.scale, SIZES[runs.scale]["large"])
+    analysis = errors_along_training(runs)
+    count = parameter_count_of_all_conv(runs.scale, SIZES[runs.scale]["large"])
     return Analysis(analysis.table, analysis.answers, analysis.draw, (f"{count:,} parameters",))

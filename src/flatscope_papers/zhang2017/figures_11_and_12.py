@@ -21,12 +21,19 @@ from flatscope.training import Store, stored_problem
 from flatscope_papers import intervals
 from flatscope_papers.claims import Answer
 from flatscope_papers.declaration import Analysis, Config, Measured, Runs, Stage, each_trial, study
-from flatscope_papers.toml_files import grid
-from flatscope_papers.zhang2017.fitting import of_fitted, unfitted
-from flatscope_papers.zhang2017.minima import EVALUATE_EVERY, LABELS, TITLES, kinds_of, minima, products_of
+from flatscope_papers.toml_files import settings_by_scale
+from flatscope_papers.zhang2017.fitting import answer_if_networks_fitted, notes_on_unfitted_networks
+from flatscope_papers.zhang2017.minima import (
+    EVALUATE_EVERY,
+    LABELS,
+    TITLES,
+    minimiser_configs,
+    product_precision_of_config,
+    training_errors_by_kind,
+)
 from flatscope_papers.zhang2017.minima import SIZES as MINIMA
 
-SIZES = grid(__name__)
+SIZES = settings_by_scale(__name__)
 FLAT = 0.9  # training accuracy
 LAMBDAS = ["lambda1", "lambda2", "lambda3"]
 CORNERS = ((0.0, 0.0), (1.0, 0.0), (0.5, 0.75**0.5))  # of the drawn triangle
@@ -38,7 +45,7 @@ def mix(config: Config, store: Store) -> Measured:
     problems = [stored_problem(store, one, device=config.get("device")) for one in config["networks"]]
     # Networks of one study have the same images and labels; those of the first stand for all.
     networks, samples = [problem.model for problem in problems], problems[0].train
-    with products_of(config):
+    with product_precision_of_config(config):
         found = interpolate(networks, samples, config["resolution"])
     metrics = {"barrier": found.barrier}
     if "products" in config:
@@ -47,7 +54,7 @@ def mix(config: Config, store: Store) -> Measured:
     return Measured(metrics, frames={"simplex": found.to_frame()})
 
 
-def _stages(*sets: str) -> Callable[[str], list[Stage]]:
+def _interpolation_stages(*sets: str) -> Callable[[str], list[Stage]]:
     def stages(scale: str) -> list[Stage]:
         chosen = [(data, labels) for data in sets for labels in LABELS]
         three = [
@@ -56,19 +63,22 @@ def _stages(*sets: str) -> Callable[[str], list[Stage]]:
                     "study": "three points",
                     "set": data,
                     "kind": labels,
-                    "networks": minima(scale, data, labels)[first : first + 3],
+                    "networks": minimiser_configs(scale, data, labels)[first : first + 3],
                     **SIZES[scale],
                 }
                 for first in range(0, MINIMA[scale]["minima"] - 2, 3)
             ]
             for data, labels in chosen
         ]
-        return [Stage([minima(scale, data, labels) for data, labels in chosen], gpus=0.5), Stage(three, mix, 0.5)]
+        return [
+            Stage([minimiser_configs(scale, data, labels) for data, labels in chosen], gpus=0.5),
+            Stage(three, mix, 0.5),
+        ]
 
     return stages
 
 
-def plateaus(simplex: pd.DataFrame, *, ties: bool = True) -> list[float]:
+def plateau_shares_of_corners(simplex: pd.DataFrame, *, ties: bool = True) -> list[float]:
     """Of each corner: the share of the mixtures nearest to it whose training accuracy is at least 0.9.
 
     Args:
@@ -85,25 +95,25 @@ def plateaus(simplex: pd.DataFrame, *, ties: bool = True) -> list[float]:
 Surfaces = Mapping[tuple[str, str], Sequence[pd.DataFrame]]  # by data and labels: one for each triangle
 
 
-def _surfaces(runs: Runs) -> Surfaces:
+def _accuracy_surfaces(runs: Runs) -> Surfaces:
     found: dict[tuple[str, str], list[pd.DataFrame]] = {}
     for stored in runs.stored():
         found.setdefault((stored.config["set"], stored.config["kind"]), []).append(stored.frame("simplex"))
     return found
 
 
-def regions(simplices: Sequence[pd.DataFrame]) -> np.ndarray[Any, np.dtype[np.float64]]:
+def flat_regions_of_triangles(simplices: Sequence[pd.DataFrame]) -> np.ndarray[Any, np.dtype[np.float64]]:
     """Of each triangle: the flat region around a minimum, mean over its three corners."""
-    return np.array([np.mean(plateaus(simplex)) for simplex in simplices])
+    return np.array([np.mean(plateau_shares_of_corners(simplex)) for simplex in simplices])
 
 
-def _flatter(surfaces: Surfaces, data: str) -> Any:
+def _flat_region_difference_answer(surfaces: Surfaces, data: str) -> Any:
     """By how much regions are larger with natural than with random labels, triangles of the same seeds compared."""
-    natural, random = (regions(surfaces[data, labels]) for labels in LABELS)
+    natural, random = (flat_regions_of_triangles(surfaces[data, labels]) for labels in LABELS)
     return natural - random
 
 
-def _draw(figure: Figure, surfaces: Sequence[pd.DataFrame], title: str) -> None:
+def _draw_accuracy_surfaces(figure: Figure, surfaces: Sequence[pd.DataFrame], title: str) -> None:
     figure.set_size_inches(8.6, 4.0)
     figure.suptitle(title)
     for place, (labels, simplex) in enumerate(zip(LABELS, surfaces, strict=True), start=1):
@@ -121,7 +131,7 @@ def _draw(figure: Figure, surfaces: Sequence[pd.DataFrame], title: str) -> None:
     figure.colorbar(drawn, ax=figure.axes, label="training accuracy", shrink=0.6)
 
 
-def _table(surfaces: Surfaces, data: str) -> pd.DataFrame:
+def _plateau_table(surfaces: Surfaces, data: str) -> pd.DataFrame:
     parts = [
         simplex.assign(labels=labels, triangle=number)
         for labels in LABELS
@@ -130,13 +140,15 @@ def _table(surfaces: Surfaces, data: str) -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True)[["labels", "triangle", *LAMBDAS, "accuracy", "loss"]]
 
 
-def _notes(surfaces: Surfaces, data: str) -> tuple[str, ...]:
+def _interpolation_notes(surfaces: Surfaces, data: str) -> tuple[str, ...]:
     centre = {}
     for labels in LABELS:
         simplex = surfaces[data, labels][0]
         middle = int(np.abs(simplex[LAMBDAS].to_numpy() - 1 / 3).sum(axis=1).argmin())
         centre[labels] = simplex["accuracy"].iloc[middle]
-    strict = [np.mean([plateaus(one, ties=False) for one in surfaces[data, labels]]) for labels in LABELS]
+    strict = [
+        np.mean([plateau_shares_of_corners(one, ties=False) for one in surfaces[data, labels]]) for labels in LABELS
+    ]
     return (
         f"training accuracy in the middle: {centre['natural']:.2f} natural, {centre['random']:.2f} random labels",
         f"share with training accuracy of at least 0.9 without the mixtures that are as near to another minimum: "
@@ -144,39 +156,48 @@ def _notes(surfaces: Surfaces, data: str) -> tuple[str, ...]:
     )
 
 
-@study("zhang2017-fig11", stages=_stages("cifar"))
+@study("zhang2017-fig11", stages=_interpolation_stages("cifar"))
 def figure_11(runs: Runs) -> Analysis:
     """Three networks per kind of labels, trained from different starts, and the training accuracy of their mixtures."""
-    surfaces = _surfaces(runs)
+    surfaces = _accuracy_surfaces(runs)
     return Analysis(
-        _table(surfaces, "cifar"),
-        {"wider": intervals.mean(_flatter(surfaces, "cifar"))},
-        lambda figure: _draw(figure, [surfaces["cifar", labels][0] for labels in LABELS], TITLES["cifar"]),
-        _notes(surfaces, "cifar"),
+        _plateau_table(surfaces, "cifar"),
+        {"wider": intervals.mean_over_runs(_flat_region_difference_answer(surfaces, "cifar"))},
+        lambda figure: _draw_accuracy_surfaces(
+            figure, [surfaces["cifar", labels][0] for labels in LABELS], TITLES["cifar"]
+        ),
+        _interpolation_notes(surfaces, "cifar"),
     )
 
 
-@study("zhang2017-fig12", stages=_stages("mnist", "cifar"))
+@study("zhang2017-fig12", stages=_interpolation_stages("mnist", "cifar"))
 def figure_12(runs: Runs) -> Analysis:
     """As Figure 11 on MNIST; the networks of Figure 11 are there to be compared with."""
-    surfaces = _surfaces(runs)
+    surfaces = _accuracy_surfaces(runs)
     found = {
-        "wider": intervals.mean(_flatter(surfaces, "mnist")),
-        "regions": intervals.mean(regions(surfaces["mnist", "natural"]), bounds=(0, 1)),
-        "wells": intervals.mean(regions(surfaces["mnist", "random"]), bounds=(0, 1)),
-        "harder": harder(epochs_to_fit(runs)),
-        "clearer": intervals.difference(*(_flatter(surfaces, data) for data in ("mnist", "cifar"))),
+        "wider": intervals.mean_over_runs(_flat_region_difference_answer(surfaces, "mnist")),
+        "regions": intervals.mean_over_runs(flat_regions_of_triangles(surfaces["mnist", "natural"]), bounds=(0, 1)),
+        "wells": intervals.mean_over_runs(flat_regions_of_triangles(surfaces["mnist", "random"]), bounds=(0, 1)),
+        "harder": slowdown_by_random_labels(epochs_to_fit(runs)),
+        "clearer": intervals.difference_of_means(
+            *(_flat_region_difference_answer(surfaces, data) for data in ("mnist", "cifar"))
+        ),
     }
-    left = unfitted(kinds_of(runs))
+    left = notes_on_unfitted_networks(training_errors_by_kind(runs))
     if ("mnist", "random") in left:
         found["harder"] = replace(found["harder"], note=f"at least: {left['mnist', 'random']}; {found['harder'].note}")
     about = {"wider": ["mnist"], "regions": [], "wells": ["mnist"], "harder": [], "clearer": ["mnist", "cifar"]}
-    judged = {key: of_fitted(answer, itertools.product(about[key], LABELS), left) for key, answer in found.items()}
+    judged = {
+        key: answer_if_networks_fitted(answer, itertools.product(about[key], LABELS), left)
+        for key, answer in found.items()
+    }
     return Analysis(
-        _table(surfaces, "mnist"),
+        _plateau_table(surfaces, "mnist"),
         judged,
-        lambda figure: _draw(figure, [surfaces["mnist", labels][0] for labels in LABELS], TITLES["mnist"]),
-        _notes(surfaces, "mnist"),
+        lambda figure: _draw_accuracy_surfaces(
+            figure, [surfaces["mnist", labels][0] for labels in LABELS], TITLES["mnist"]
+        ),
+        _interpolation_notes(surfaces, "mnist"),
     )
 
 
@@ -190,10 +211,10 @@ def epochs_to_fit(runs: Runs) -> dict[tuple[str, str], list[float]]:
     return epochs
 
 
-def harder(epochs: Mapping[tuple[str, str], Sequence[float]]) -> Answer:
+def slowdown_by_random_labels(epochs: Mapping[tuple[str, str], Sequence[float]]) -> Answer:
     """By how much more random labels slow training down on MNIST than on CIFAR-10, in powers of ten, per seed."""
     logs = {cell: np.log10(took) for cell, took in epochs.items()}
     mnist, cifar = (logs[data, "random"] - logs[data, "natural"] for data in ("mnist", "cifar"))
     words = ", ".join(f"{TITLES[data]} {labels} {np.mean(took):.0f}" for (data, labels), took in epochs.items())
     counted = float(np.log10(1 + EVALUATE_EVERY / min(min(took) for took in epochs.values())))
-    return intervals.mean(mnist - cifar, f"mean epochs: {words}", resolution=counted)
+    return intervals.mean_over_runs(mnist - cifar, f"mean epochs: {words}", resolution=counted)

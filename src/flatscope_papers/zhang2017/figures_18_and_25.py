@@ -37,12 +37,12 @@ def count(config: Config, store: Store) -> Measured:
     metrics = {
         "paths_one_unit": path_count(tree),
         "paths_two_units": path_count(BinaryTree(round(math.log2(d)), units=2)),
-        "monomials": sum(1 for _ in exponents(d, k)),
+        "monomials": sum(1 for _ in monomial_exponents(d, k)),
         "levels": len(tree.weights),
         "nodes": sum(len(weight) for weight in tree.weights),
-        "homogeneous": sum(1 for chosen in exponents(d, k) if sum(chosen) == k),
+        "homogeneous": sum(1 for chosen in monomial_exponents(d, k) if sum(chosen) == k),
         "composed_degree": degree_of_composition(k, 2),
-        **ridge_spans(*SMALL),
+        **ridge_function_ranks(*SMALL),
     }
     supports = pd.DataFrame({"inputs": n, "tree": len(tree_support(n)), "full": math.comb(2 * n, n)} for n in (2, 4, 8))
     return Measured(metrics, frames={"supports": supports})
@@ -50,10 +50,10 @@ def count(config: Config, store: Store) -> Measured:
 
 def path_count(tree: BinaryTree) -> int:
     """Paths from the inputs to the output."""
-    return paths_of(ones(tree))
+    return count_live_paths(tree_with_unit_weights(tree))
 
 
-def ones(tree: BinaryTree) -> BinaryTree:
+def tree_with_unit_weights(tree: BinaryTree) -> BinaryTree:
     """The tree with all its weights put to one."""
     with torch.no_grad():
         for weight in tree.weights:
@@ -61,32 +61,32 @@ def ones(tree: BinaryTree) -> BinaryTree:
     return tree
 
 
-def paths_of(tree: BinaryTree) -> int:
+def count_live_paths(tree: BinaryTree) -> int:
     """Paths without a weight of zero, if all other weights are one: what comes out if every input is one."""
     with torch.no_grad():
         return round(float(tree(torch.ones(1, 2 ** len(tree.weights)))))
 
 
-def paths_through(inputs: int) -> list[int]:
+def paths_lost_by_unit(inputs: int) -> list[int]:
     """Of each unit of the tree with one unit per node: the paths that are lost when its two weights are put to zero."""
     depth = round(math.log2(inputs))
     lost = []
     for level in range(depth):
         for unit in range(len(BinaryTree(depth).weights[level])):
-            tree = ones(BinaryTree(depth))
+            tree = tree_with_unit_weights(BinaryTree(depth))
             with torch.no_grad():
                 tree.weights[level][unit] = 0.0
-            lost.append(inputs - paths_of(tree))
+            lost.append(inputs - count_live_paths(tree))
     return lost
 
 
-def exponents(variables: int, degree: int) -> Iterable[tuple[int, ...]]:
+def monomial_exponents(variables: int, degree: int) -> Iterable[tuple[int, ...]]:
     """Exponents of every monomial of at most that degree."""
     if variables == 0:
         yield ()
         return
     for first in range(degree + 1):
-        for rest in exponents(variables - 1, degree - first):
+        for rest in monomial_exponents(variables - 1, degree - first):
             yield (first, *rest)
 
 
@@ -99,7 +99,7 @@ def degree_of_composition(degree: int, layers: int) -> int:
     return int(composed.degree())
 
 
-def ridge_spans(dimension: int, degree: int) -> dict[str, int]:
+def ridge_function_ranks(dimension: int, degree: int) -> dict[str, int]:
     """Numbers of independent functions (⟨w, x⟩ + b)^k, and ⟨w, x⟩^k, with enough directions or one less.
 
     An offset b is one more coordinate whose input is always one: (⟨w, x⟩ + b)^k is homogeneous in d + 1 variables.
@@ -129,12 +129,12 @@ def tree_support(inputs: int) -> Support:
     return frozenset(found)
 
 
-def stages(scale: str) -> list[Stage]:
+def counting_stages(scale: str) -> list[Stage]:
     """One trial, the same at every scale."""
     return [Stage([[{"study": "counts", "inputs": INPUTS, "degree": DEGREE}]], count, 0)]
 
 
-@study("zhang2017-fig25", stages=stages)
+@study("zhang2017-fig25", stages=counting_stages)
 def figure_25(runs: Runs) -> Analysis:
     """Paths, monomials, levels, nodes and ranks of the networks drawn in Figures 18 and 25, counted one by one."""
     (stored,) = runs.stored()
@@ -144,7 +144,7 @@ def figure_25(runs: Runs) -> Analysis:
     found = {
         "paths": Answer.exact(m["paths_one_unit"]),
         "paths2": Answer.exact(m["paths_two_units"]),
-        "switched": Answer.exact(min(paths_through(INPUTS))),
+        "switched": Answer.exact(min(paths_lost_by_unit(INPUTS))),
         "monomials": Answer.exact(m["monomials"]),
         "units": Answer.exact(m["ridge_with_offset"], less),
         "levels": Answer.exact(m["levels"]),
@@ -166,20 +166,22 @@ def figure_25(runs: Runs) -> Analysis:
         ),
     }
     table = pd.DataFrame({"quantity": list(m), "count": list(m.values())})
-    return Analysis(table, found, lambda figure: _draw(figure, m))
+    return Analysis(table, found, lambda figure: _draw_trees(figure, m))
 
 
-def _draw(figure: Figure, m: dict[str, Any]) -> None:
+def _draw_trees(figure: Figure, m: dict[str, Any]) -> None:
     figure.set_size_inches(8.0, 3.6)
     shallow, tree = figure.subplots(1, 2)
-    _edges(shallow, [[(x, 0.0) for x in range(INPUTS)], [(x, 1.0) for x in range(INPUTS)], [(3.5, 2.0)]], full=True)
+    _draw_tree_edges(
+        shallow, [[(x, 0.0) for x in range(INPUTS)], [(x, 1.0) for x in range(INPUTS)], [(3.5, 2.0)]], full=True
+    )
     shallow.set_title(f"a) shallow: N = {m['monomials']:,} units of degree {DEGREE}", fontsize=9)
     shallow.text(3.5, 0.83, "…", ha="center", fontsize=14)
     levels = [[(x, 0.0) for x in np.arange(INPUTS, dtype=float)]]
     while len(levels[-1]) > 1:
         below = levels[-1]
         levels.append([((a[0] + b[0]) / 2, a[1] + 1) for a, b in zip(below[::2], below[1::2], strict=True)])
-    _edges(tree, levels, full=False)
+    _draw_tree_edges(tree, levels, full=False)
     words = f"b) tree: {m['levels']} levels, {m['nodes']} nodes, {m['paths_one_unit']} paths"
     tree.set_title(f"{words}\n(two units per node: {m['paths_two_units']} paths)", fontsize=9)
     for axes in (shallow, tree):
@@ -188,7 +190,7 @@ def _draw(figure: Figure, m: dict[str, Any]) -> None:
             axes.text(x, -0.28, f"$x_{x + 1}$", ha="center", fontsize=8)
 
 
-def _edges(axes: Axes, levels: list[list[tuple[float, float]]], *, full: bool) -> None:
+def _draw_tree_edges(axes: Axes, levels: list[list[tuple[float, float]]], *, full: bool) -> None:
     for below, above in itertools.pairwise(levels):
         for number, (x, y) in enumerate(below):
             for u, v in above if full else [above[number // 2]]:

@@ -16,7 +16,7 @@ from flatscope_papers.claims import Answer
 FITTED = 0.01  # training error up to which a network counts as fitted, as in the claims' ranges
 
 
-def largest_error(networks: pd.DataFrame, note: str = "") -> Answer:
+def largest_training_error(networks: pd.DataFrame, note: str = "") -> Answer:
     """The largest training error; no number where a network was left unfitted.
 
     Args:
@@ -26,12 +26,12 @@ def largest_error(networks: pd.DataFrame, note: str = "") -> Answer:
     errors = networks["train_error"]
     left = int((errors > FITTED).sum())
     if not left:
-        return intervals.largest(errors, note)
+        return intervals.largest_over_networks(errors, note)
     words = f"{left} of {len(errors)} networks were not trained until they fit: errors up to {errors.max():.3f}"
     return Answer(math.nan, runs=len(errors), note="; ".join(part for part in (words, note) if part))
 
 
-def unfitted(networks: pd.DataFrame) -> dict[tuple[str, ...], str]:
+def notes_on_unfitted_networks(networks: pd.DataFrame) -> dict[tuple[str, ...], str]:
     """Note on each kind of networks that were not trained until they fit, indexed by kind."""
     left: dict[tuple[str, ...], str] = {}
     for kind, error in networks["train_error"].groupby(level=[0, 1]).max().items():
@@ -41,13 +41,15 @@ def unfitted(networks: pd.DataFrame) -> dict[tuple[str, ...], str]:
     return left
 
 
-def of_fitted(answer: Answer, kinds: Iterable[tuple[str, ...]], left: Mapping[tuple[str, ...], str]) -> Answer:
+def answer_if_networks_fitted(
+    answer: Answer, kinds: Iterable[tuple[str, ...]], left: Mapping[tuple[str, ...], str]
+) -> Answer:
     """The answer; no number where it is about kinds of networks that were left unfitted.
 
     Args:
         answer: as it is if they fit.
         kinds: that it is about.
-        left: as `unfitted` gives it.
+        left: as `notes_on_unfitted_networks` gives it.
     """
     words = [left[kind] for kind in kinds if kind in left]
     if not words:

@@ -19,13 +19,20 @@ from flatscope.training import Store, measure_stored
 from flatscope_papers import intervals
 from flatscope_papers.claims import Answer
 from flatscope_papers.declaration import Analysis, Runs, Stage, study
-from flatscope_papers.toml_files import grid
-from flatscope_papers.zhang2017.fitting import of_fitted, unfitted
-from flatscope_papers.zhang2017.minima import COLOURS, LABELS, TITLES, kinds_of, minima, products_of
+from flatscope_papers.toml_files import settings_by_scale
+from flatscope_papers.zhang2017.fitting import answer_if_networks_fitted, notes_on_unfitted_networks
+from flatscope_papers.zhang2017.minima import (
+    COLOURS,
+    LABELS,
+    TITLES,
+    minimiser_configs,
+    product_precision_of_config,
+    training_errors_by_kind,
+)
 
 SETS, MOVED, OBJECTIVES = ("mnist", "cifar"), ("all", "top"), ("loss", "error")
 WORDS = {"all": "all parameters", "top": "top layer"}
-SIZES = grid(__name__)
+SIZES = settings_by_scale(__name__)
 PRINTED = {  # mean and deviation over minima
     ("mnist", "natural", "all"): (45.4, 2.7),
     ("mnist", "random", "all"): (6.9, 1.0),
@@ -38,23 +45,25 @@ PRINTED = {  # mean and deviation over minima
 }
 
 
-def stages(scale: str) -> list[Stage]:
+def flatness_radius_stages(scale: str) -> list[Stage]:
     """The minimisers, then four radii of each."""
     kinds = list(itertools.product(SETS, LABELS))
     most = SIZES[scale].get("minima")
     radii = [
         [
-            _radius(scale, one, data, labels, moved, objective)
+            _radius_config(scale, one, data, labels, moved, objective)
             for moved, objective in itertools.product(MOVED, OBJECTIVES)
             if objective == "loss" or one["model"]["seed"] < SIZES[scale].get("of_error", math.inf)
         ]
         for data, labels in kinds
-        for one in minima(scale, data, labels, most)
+        for one in minimiser_configs(scale, data, labels, most)
     ]
-    return [Stage([minima(scale, *kind, most) for kind in kinds]), Stage(radii, measure_radii, 0.5)]
+    return [Stage([minimiser_configs(scale, *kind, most) for kind in kinds]), Stage(radii, measure_radii, 0.5)]
 
 
-def _radius(scale: str, network: dict[str, Any], data: str, labels: str, moved: str, objective: str) -> dict[str, Any]:
+def _radius_config(
+    scale: str, network: dict[str, Any], data: str, labels: str, moved: str, objective: str
+) -> dict[str, Any]:
     options = {
         "epsilon": 0.05,
         "directions": SIZES[scale]["directions"][data],
@@ -76,23 +85,23 @@ def _radius(scale: str, network: dict[str, Any], data: str, labels: str, moved: 
 
 def measure_radii(configs: list[dict[str, Any]], store: Store, report: Callable[[float, str], None]) -> None:
     """`measure_stored`, with the products that the configurations name."""
-    with products_of(configs[0]):
+    with product_precision_of_config(configs[0]):
         measure_stored(configs, store, report)
 
 
-def answers(radii: pd.DataFrame) -> dict[str, Answer]:
+def flatness_radius_answers(radii: pd.DataFrame) -> dict[str, Answer]:
     """The eight numbers of the table, of the loss, and their order; a row per network, moved parameters, objective."""
     of_loss = radii[radii["objective"] == "loss"]
     cells = {key: part["radius"].to_numpy() for key, part in of_loss.groupby(["set", "labels", "moved"])}
-    found = {"-".join(cell): intervals.mean(cells[cell]) for cell in PRINTED}
-    return found | {f"order_{data}": _order(cells, data) for data in SETS}
+    found = {"-".join(cell): intervals.mean_over_runs(cells[cell]) for cell in PRINTED}
+    return found | {f"order_{data}": _smaller_label_ratio(cells, data) for data in SETS}
 
 
-def _order(cells: Mapping[Any, np.ndarray[Any, Any]], data: str) -> Answer:
+def _smaller_label_ratio(cells: Mapping[Any, np.ndarray[Any, Any]], data: str) -> Answer:
     """The smaller ratio of natural to random labels, of all parameters and of the top layer."""
-    level = intervals.joint_level(len(MOVED))
+    level = intervals.joint_confidence_level(len(MOVED))
     ratios = [
-        intervals.difference(
+        intervals.difference_of_means(
             np.log10(cells[data, "natural", moved]),
             np.log10(cells[data, "random", moved]),
             WORDS[moved],
@@ -100,10 +109,10 @@ def _order(cells: Mapping[Any, np.ndarray[Any, Any]], data: str) -> Answer:
         )
         for moved in MOVED
     ]
-    return intervals.smallest_of(ratios)
+    return intervals.smallest_answer(ratios)
 
 
-def _other_objective(radii: pd.DataFrame) -> str:
+def _error_radii_in_words(radii: pd.DataFrame) -> str:
     """The same table for the error, which the caption may mean as well."""
     means = radii[radii["objective"] == "error"].groupby(["set", "labels", "moved"])["radius"].mean()
     words = [f"{TITLES[cell[0]]} {cell[1]} {WORDS[cell[2]]} {means[cell]:.1f}" for cell in PRINTED]
@@ -113,16 +122,16 @@ def _other_objective(radii: pd.DataFrame) -> str:
 def radii_of_table(radii: pd.DataFrame, scale: str) -> Analysis:
     """Claims and figure of the saved table, which has the training error of the network in every row."""
     del scale
-    left = unfitted(radii.set_index(["set", "labels"]))
+    left = notes_on_unfitted_networks(radii.set_index(["set", "labels"]))
     judged = {}
-    for key, answer in answers(radii).items():
+    for key, answer in flatness_radius_answers(radii).items():
         data, *labels = (key.removeprefix("order_") if key.startswith("order_") else key.rpartition("-")[0]).split("-")
         kinds = [(data, one) for one in labels or LABELS]
-        judged[key] = of_fitted(answer, kinds, left)
-    return Analysis(radii, judged, lambda figure: _draw(figure, radii), (_other_objective(radii),))
+        judged[key] = answer_if_networks_fitted(answer, kinds, left)
+    return Analysis(radii, judged, lambda figure: _draw_flatness_radii(figure, radii), (_error_radii_in_words(radii),))
 
 
-@study("zhang2017-table1", stages=stages, from_table=radii_of_table)
+@study("zhang2017-table1", stages=flatness_radius_stages, from_table=radii_of_table)
 def table_1(runs: Runs) -> Analysis:
     """Mean distance in random directions at which the training loss, or error, has changed by 0.05."""
     frame = runs.frame()
@@ -136,14 +145,14 @@ def table_1(runs: Runs) -> Analysis:
     }
     radii = frame[list(names)].rename(columns=names)
     errors = (
-        kinds_of(runs)
+        training_errors_by_kind(runs)
         .rename_axis(["set", "labels"])
         .set_index(runs.frame(0)["model.seed"].rename("minimum"), append=True)
     )
     return radii_of_table(radii.join(errors, on=["set", "labels", "minimum"]), runs.scale)
 
 
-def _draw(figure: Figure, radii: pd.DataFrame) -> None:
+def _draw_flatness_radii(figure: Figure, radii: pd.DataFrame) -> None:
     figure.set_size_inches(9.0, 3.8)
     panels: Any = figure.subplots(1, 2, sharey=True)
     rows = list(itertools.product(MOVED, LABELS))

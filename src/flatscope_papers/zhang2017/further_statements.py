@@ -20,19 +20,19 @@ from flatscope_papers.claims import Answer
 from flatscope_papers.declaration import Analysis, Config, Measured, Runs, Stage, each_trial, study
 from flatscope_papers.theory.compositional import TreeNetwork, compositional_target, shallow_of_size
 from flatscope_papers.theory.linear import robust_hinge
-from flatscope_papers.theory.linear_dynamics import mode_times, residual_norm
+from flatscope_papers.theory.linear_dynamics import learning_times_of_modes, residual_layer_norm
 from flatscope_papers.theory.loss_responses import loss_responses, relative_factors
 from flatscope_papers.theory.robust_weights import robust_loss
-from flatscope_papers.toml_files import grid
+from flatscope_papers.toml_files import settings_by_scale
 
-SIZES = grid(__name__)
+SIZES = settings_by_scale(__name__)
 LOSS, SETTLING = 0.02, 300  # training loss at which networks are compared, and the most epochs until there
 TEMPERATURE, RADIUS = 1e-4, 0.3  # of the added noise; of the changes of the weights in (10)
 ERROR = 0.05  # share of training samples that a change of the weights, or of the inputs, is to make wrong
 DEPTH, DELTA = 8, 0.1  # of Section 9.6.1
 
 
-def stages(scale: str) -> list[Stage]:
+def further_statement_stages(scale: str) -> list[Stage]:
     """Small problems, one after the other."""
     size = SIZES[scale]
     configs = [{"study": "further statements", "seed": seed, **size} for seed in range(size["problems"])]
@@ -44,24 +44,28 @@ def try_further(config: Config, store: Store) -> Measured:
     """One problem for each of the statements."""
     seed = config["seed"]
     data = load("digits", train_size=config["samples"], test_size=100, flatten=True, seed=seed)
-    plain, noisy = (_settled(seed, data.train, config["epochs"], heat) for heat in (0.0, TEMPERATURE))
-    parts = [_robust(model, data.train) for model in (plain, noisy)]
-    weights, inputs = _tolerances(plain, *data.train, seed)
+    plain, noisy = (
+        _network_trained_with_noise(seed, data.train, config["epochs"], heat) for heat in (0.0, TEMPERATURE)
+    )
+    parts = [_robust_error_of_network(model, data.train) for model in (plain, noisy)]
+    weights, inputs = _weight_and_input_tolerances(plain, *data.train, seed)
     metrics = {
         "robust_sgd": parts[0],
         "robust_sgdl": parts[1],
         "weight_tolerance": weights,
         "input_tolerance": inputs,
-        **_compositional(seed, config["samples"], config["steps"]),
-        **_linear(seed),
-        **_exact(seed),
+        **_errors_on_compositional_function(seed, config["samples"], config["steps"]),
+        **_linear_network_statements(seed),
+        **_exact_identities(seed),
     }
     return Measured(metrics)
 
 
-def _settled(seed: int, samples: tuple[Tensor, Tensor], epochs: int, temperature: float) -> nn.Module:
+def _network_trained_with_noise(
+    seed: int, samples: tuple[Tensor, Tensor], epochs: int, temperature: float
+) -> nn.Module:
     """SGD, with noise for some epochs and without it until the training loss is there."""
-    model, (x, y) = build("mlp", seed=seed, widths=(x_size(samples), 32, 10)), samples
+    model, (x, y) = build("mlp", seed=seed, widths=(input_size(samples), 32, 10)), samples
     generator = torch.Generator().manual_seed(seed)
     for heat, most in ((temperature, epochs), (0.0, SETTLING)):
         optimizer = SGLD(model.parameters(), lr=0.1, temperature=heat, seed=1000 + seed)
@@ -76,45 +80,45 @@ def _settled(seed: int, samples: tuple[Tensor, Tensor], epochs: int, temperature
     return model.eval()
 
 
-def x_size(samples: tuple[Tensor, Tensor]) -> int:
+def input_size(samples: tuple[Tensor, Tensor]) -> int:
     """Numbers of an input."""
     return int(samples[0].shape[1])
 
 
-def _robust(model: nn.Module, samples: tuple[Tensor, Tensor]) -> float:
+def _robust_error_of_network(model: nn.Module, samples: tuple[Tensor, Tensor]) -> float:
     x, y = samples
     return robust_loss(model, x[:100], y[:100], RADIUS, steps=5)
 
 
-def _tolerances(model: nn.Module, x: Tensor, y: Tensor, seed: int) -> tuple[float, float]:
+def _weight_and_input_tolerances(model: nn.Module, x: Tensor, y: Tensor, seed: int) -> tuple[float, float]:
     """Relative changes of all weights, and of the inputs alike for all samples, that make five in a hundred wrong."""
     generator = torch.Generator().manual_seed(seed)
-    signs = {name: [_signs(p, generator) for _ in range(10)] for name, p in model.named_parameters()}
-    of_inputs = [_signs(x[0], generator) for _ in range(10)]
+    signs = {name: [_random_signs_like(p, generator) for _ in range(10)] for name, p in model.named_parameters()}
+    of_inputs = [_random_signs_like(x[0], generator) for _ in range(10)]
 
     def by_weights(size: float) -> float:
         wrong = []
         for draw in range(10):
             moved = {name: p * (1 + size * signs[name][draw]) for name, p in model.named_parameters()}
-            wrong.append(_error(torch.func.functional_call(model, moved, (x,)), y))
+            wrong.append(_classification_error(torch.func.functional_call(model, moved, (x,)), y))
         return float(np.mean(wrong))
 
     def by_inputs(size: float) -> float:
-        return float(np.mean([_error(model(x * (1 + size * sign)), y) for sign in of_inputs]))
+        return float(np.mean([_classification_error(model(x * (1 + size * sign)), y) for sign in of_inputs]))
 
     with torch.no_grad():
-        return _crossing(by_weights), _crossing(by_inputs)
+        return _perturbation_size_at_error(by_weights), _perturbation_size_at_error(by_inputs)
 
 
-def _signs(like: Tensor, generator: torch.Generator) -> Tensor:
+def _random_signs_like(like: Tensor, generator: torch.Generator) -> Tensor:
     return torch.randint(0, 2, like.shape, generator=generator).to(like.dtype) * 2 - 1
 
 
-def _error(outputs: Tensor, y: Tensor) -> float:
+def _classification_error(outputs: Tensor, y: Tensor) -> float:
     return float((outputs.argmax(1) != y).double().mean())
 
 
-def _crossing(error: Callable[[float], float]) -> float:
+def _perturbation_size_at_error(error: Callable[[float], float]) -> float:
     """Size at which the error comes to `ERROR`, by bisection of its logarithm; infinite if it never does."""
     low, high = 1e-3, 30.0
     if error(high) < ERROR:
@@ -125,17 +129,17 @@ def _crossing(error: Callable[[float], float]) -> float:
     return math.sqrt(low * high)
 
 
-def _compositional(seed: int, samples: int, steps: int) -> dict[str, float]:
+def _errors_on_compositional_function(seed: int, samples: int, steps: int) -> dict[str, float]:
     """A tree and a shallow network of as many weights on a function that is a tree, and on random signs."""
     generator = torch.Generator().manual_seed(seed)
     x, test = (2 * torch.rand(n, 8, generator=generator) - 1 for n in (samples, 2000))
     target = compositional_target(seed)
-    signs = _signs(x[:, 0], generator)
+    signs = _random_signs_like(x[:, 0], generator)
     found = {}
     for name, make in (("deep", TreeNetwork), ("shallow", shallow_of_size)):
         for what, y in (("target", target(x)), ("random", signs)):
             model = make(seed)
-            loss = _fit(model, x, y, steps)
+            loss = _fit_by_adam(model, x, y, steps)
             if what == "target":
                 error = (model(test)[:, 0] - target(test)).square().mean() / target(test).var()
                 found[f"{name}_test"] = float(error.detach())
@@ -144,7 +148,7 @@ def _compositional(seed: int, samples: int, steps: int) -> dict[str, float]:
     return found
 
 
-def _fit(model: nn.Module, x: Tensor, y: Tensor, steps: int) -> float:
+def _fit_by_adam(model: nn.Module, x: Tensor, y: Tensor, steps: int) -> float:
     """Mean square loss after so many steps of Adam on all samples."""
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     for _ in range(steps):
@@ -155,10 +159,10 @@ def _fit(model: nn.Module, x: Tensor, y: Tensor, steps: int) -> float:
     return float((model(x)[:, 0] - y).detach().square().mean())
 
 
-def _linear(seed: int) -> dict[str, float]:
+def _linear_network_statements(seed: int) -> dict[str, float]:
     """Dynamics of a deep linear network beside those of its coefficients, and the norm of linear residual layers."""
-    deep, direct, distance = mode_times(seed)
-    norms = [residual_norm(seed, layers) for layers in (2, 4, 8, 16, 32)]
+    deep, direct, distance = learning_times_of_modes(seed)
+    norms = [residual_layer_norm(seed, layers) for layers in (2, 4, 8, 16, 32)]
     slope = np.polyfit(np.log([2, 4, 8, 16, 32]), np.log(norms), 1)[0]
     return {
         "deep_ratio": float((deep[:, 1] / deep[:, 0]).max()),
@@ -169,7 +173,7 @@ def _linear(seed: int) -> dict[str, float]:
     }
 
 
-def _exact(seed: int) -> dict[str, float]:
+def _exact_identities(seed: int) -> dict[str, float]:
     """(37) and (38), (49) to (51), and what Section 9.7 prints of changed samples and weights."""
     generator = torch.Generator().manual_seed(seed)
 
@@ -207,36 +211,38 @@ def _exact(seed: int) -> dict[str, float]:
 def further_of_table(table: pd.DataFrame, scale: str) -> Analysis:
     """Claims and figure; they need no more than the table."""
     del scale
-    return Analysis(table, answers_of(table), lambda figure: _draw(figure, table))
+    return Analysis(table, further_statement_answers(table), lambda figure: _draw_further_statements(figure, table))
 
 
-@study("zhang2017-further", stages=stages, from_table=further_of_table)
+@study("zhang2017-further", stages=further_statement_stages, from_table=further_of_table)
 def further_study(runs: Runs) -> Analysis:
     """Digits with and without added noise, functions that are trees, linear networks, and identities."""
     return further_of_table(runs.frame().drop(columns=["study", "device", "key"]), runs.scale)
 
 
-def answers_of(table: pd.DataFrame) -> dict[str, Answer]:
+def further_statement_answers(table: pd.DataFrame) -> dict[str, Answer]:
     """The numbers of the claims."""
     tolerances = table["input_tolerance"] / table["weight_tolerance"]
     noise = f"temperature {TEMPERATURE:g}, then without noise to a training loss of {LOSS}"
     return {
-        "conjecture_2": intervals.mean(np.log10(table["robust_sgdl"] / table["robust_sgd"]), noise),
-        "conjecture_3": intervals.mean(np.log10(tolerances)),
-        "factors": intervals.largest(table["factors"], of="networks"),
-        "proposition_1": intervals.mean(np.log10(table["deep_test"] / table["shallow_test"])),
+        "conjecture_2": intervals.mean_over_runs(np.log10(table["robust_sgdl"] / table["robust_sgd"]), noise),
+        "conjecture_3": intervals.mean_over_runs(np.log10(tolerances)),
+        "factors": intervals.largest_over_networks(table["factors"], of="networks"),
+        "proposition_1": intervals.mean_over_runs(np.log10(table["deep_test"] / table["shallow_test"])),
         "complexity": intervals.paired_difference(table["deep_random"], table["shallow_random"]),
-        "stages": intervals.largest(table["deep_ratio"], f"{table['direct_ratio'].min():.3g} for the coefficients"),
-        "order": intervals.every(table["in_order"] == 1, of="networks"),
-        "same_end": intervals.largest(table["same_end"], of="networks"),
-        "residual_norm": intervals.mean(table["norm_slope"]),
-        "hinge": intervals.largest(table["hinge"], of="problems"),
-        "swap": intervals.largest(table["swap"], of="problems"),
-        "scaled": intervals.largest(table["scaled"], of="problems"),
+        "stages": intervals.largest_over_networks(
+            table["deep_ratio"], f"{table['direct_ratio'].min():.3g} for the coefficients"
+        ),
+        "order": intervals.holds_every_time(table["in_order"] == 1, of="networks"),
+        "same_end": intervals.largest_over_networks(table["same_end"], of="networks"),
+        "residual_norm": intervals.mean_over_runs(table["norm_slope"]),
+        "hinge": intervals.largest_over_networks(table["hinge"], of="problems"),
+        "swap": intervals.largest_over_networks(table["swap"], of="problems"),
+        "scaled": intervals.largest_over_networks(table["scaled"], of="problems"),
     }
 
 
-def _draw(figure: Figure, table: pd.DataFrame) -> None:
+def _draw_further_statements(figure: Figure, table: pd.DataFrame) -> None:
     figure.set_size_inches(7.0, 3.4)
     pairs = (
         ("robust_sgd", "robust_sgdl", "robust loss (10)", "SGD", "SGD with noise"),

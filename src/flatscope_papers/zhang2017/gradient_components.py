@@ -14,15 +14,15 @@ from flatscope.training import Store, stored_problem
 from flatscope_papers import intervals
 from flatscope_papers.declaration import Analysis, Config, Measured, Runs, Stage, each_trial, study
 from flatscope_papers.theory.mini_batch_noise import noise_at
-from flatscope_papers.toml_files import grid
+from flatscope_papers.toml_files import settings_by_scale
 
 PRINTED_ERROR = 0.000965
 SHOWN = 8  # components in the figure
 BLUE, ORANGE = "#0072B2", "#D55E00"
-SIZES = grid(__name__)
+SIZES = settings_by_scale(__name__)
 
 
-def stages(scale: str) -> list[Stage]:
+def gradient_component_stages(scale: str) -> list[Stage]:
     """The networks, then their gradients."""
     size = SIZES[scale]
     networks = [
@@ -64,7 +64,7 @@ def look_at_noise(config: Config, store: Store) -> Measured:
     return Measured(metrics, frames={"batches": pd.DataFrame(rows), "components": shown})
 
 
-@study("zhang2017-fig5", stages=stages)
+@study("zhang2017-fig5", stages=gradient_component_stages)
 def figure_5(runs: Runs) -> Analysis:
     """Mini-batch gradients at fixed weights: histograms of some components beside Gaussians of the same moments."""
     found = runs.stored()
@@ -77,8 +77,8 @@ def figure_5(runs: Runs) -> Analysis:
         f"median excess kurtosis {kurtosis:.2g} (κ/b, exact): a few samples that still have a loss make up the gradient"
     )
     answers = {
-        "gaussian": intervals.mean([row["gaussian"] for row in here], note, bounds=(0, 1)),
-        "centre": intervals.mean([row["signal"] for row in here], bounds=(0, math.inf)),
+        "gaussian": intervals.mean_over_runs([row["gaussian"] for row in here], note, bounds=(0, 1)),
+        "centre": intervals.mean_over_runs([row["signal"] for row in here], bounds=(0, math.inf)),
         "batch": intervals.paired_difference([r["gaussian"] for r in here], [r["gaussian"] for r in alone]),
         "large_batch": intervals.paired_difference([r["gaussian"] for r in here], [r["gaussian"] for r in largest]),
     }
@@ -87,12 +87,14 @@ def figure_5(runs: Runs) -> Analysis:
     return Analysis(
         pd.concat(parts, ignore_index=True),
         answers,
-        lambda figure: _draw(figure, found[0].frame("components"), found[0].metrics["train_error"], own[0]),
+        lambda figure: _draw_gradient_components(
+            figure, found[0].frame("components"), found[0].metrics["train_error"], own[0]
+        ),
         (f"training errors {errors}",),
     )
 
 
-def _draw(figure: Figure, components: pd.DataFrame, error: float, batch: int) -> None:
+def _draw_gradient_components(figure: Figure, components: pd.DataFrame, error: float, batch: int) -> None:
     figure.set_size_inches(9.0, 4.2)
     figure.suptitle(f"Training error: {error:.6f} (paper: {PRINTED_ERROR}); mini-batches of {batch}", fontsize=10)
     panels: Any = figure.subplots(2, SHOWN // 2)

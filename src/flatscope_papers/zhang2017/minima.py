@@ -15,17 +15,17 @@ import pandas as pd
 
 from flatscope.extend import coarse_products
 from flatscope_papers.declaration import Runs
-from flatscope_papers.toml_files import grid
+from flatscope_papers.toml_files import settings_by_scale
 
 LABELS = ("natural", "random")
 TITLES = {"mnist": "MNIST", "cifar": "CIFAR-10"}
 COLOURS = {"natural": "#0072B2", "random": "#D55E00"}
 STOP_LOSS = 0.01
 EVALUATE_EVERY = 2  # epochs
-SIZES = grid(__name__)
+SIZES = settings_by_scale(__name__)
 
 
-def network(scale: str, data: str, labels: str, seed: int) -> dict[str, Any]:
+def minimiser_config(scale: str, data: str, labels: str, seed: int) -> dict[str, Any]:
     """Configuration of one minimiser.
 
     Args:
@@ -56,13 +56,13 @@ def network(scale: str, data: str, labels: str, seed: int) -> dict[str, Any]:
     return config if labels == "natural" else {**config, "labels": {"random": 1.0, "seed": 0}}
 
 
-def minima(scale: str, data: str, labels: str, most: int | None = None) -> list[dict[str, Any]]:
+def minimiser_configs(scale: str, data: str, labels: str, most: int | None = None) -> list[dict[str, Any]]:
     """Configurations of all minimisers of one kind, or of the first few."""
     count = SIZES[scale]["minima"]
-    return [network(scale, data, labels, seed) for seed in range(count if most is None else min(most, count))]
+    return [minimiser_config(scale, data, labels, seed) for seed in range(count if most is None else min(most, count))]
 
 
-def kinds_of(runs: Runs) -> pd.DataFrame:
+def training_errors_by_kind(runs: Runs) -> pd.DataFrame:
     """Training error of every minimiser of the first stage, indexed by its data and labels."""
     frame = runs.frame(0)
     data = ["mnist" if name.endswith("mnist") else "cifar" for name in frame["data.name"]]
@@ -71,6 +71,6 @@ def kinds_of(runs: Runs) -> pd.DataFrame:
     return frame[["train_error"]].set_index(pd.MultiIndex.from_arrays([data, labels]))
 
 
-def products_of(config: Mapping[str, Any]) -> AbstractContextManager[None]:
+def product_precision_of_config(config: Mapping[str, Any]) -> AbstractContextManager[None]:
     """Products on a GPU with ten binary digits inside the block where the configuration asks for that, else in full."""
     return coarse_products() if config.get("products") == "tf32" else nullcontext()

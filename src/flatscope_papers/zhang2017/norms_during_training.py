@@ -26,26 +26,26 @@ from flatscope.training import PopulationView, Store, builder_of, trial_of
 from flatscope_papers import curves, intervals
 from flatscope_papers.claims import Answer
 from flatscope_papers.declaration import Analysis, Runs, Stage, study
-from flatscope_papers.toml_files import grid
+from flatscope_papers.toml_files import settings_by_scale
 from flatscope_papers.zhang2017.fitting import FITTED
 from flatscope_papers.zhang2017.minima import COLOURS, LABELS
 
 Report = Callable[[float, str], None]
 STARTS = (1, 10)
 QUANTILES = np.linspace(0, 1, 101)
-SIZES = grid(__name__)
+SIZES = settings_by_scale(__name__)
 RATES = {1: 0.01, 10: 5e-4}
 SURE = "the weights begin ten times as large"
 
 
-def stages(scale: str) -> list[Stage]:
+def norm_stages_during_training(scale: str) -> list[Stage]:
     """One unit: networks of all labels and starts train together."""
     size = SIZES[scale]
     cells = itertools.product(LABELS, STARTS, range(size["seeds"]))
-    return [Stage([[_config(size, *cell) for cell in cells]], train_and_watch)]
+    return [Stage([[_labelled_network_config(size, *cell) for cell in cells]], train_and_watch)]
 
 
-def _config(size: Mapping[str, Any], labels: str, start: int, seed: int) -> dict[str, Any]:
+def _labelled_network_config(size: Mapping[str, Any], labels: str, start: int, seed: int) -> dict[str, Any]:
     config = {
         "study": "margins",
         "kind": labels,
@@ -65,7 +65,9 @@ def train_and_watch(configs: list[dict[str, Any]], store: Store, report: Report)
     def after_epoch(epoch: int, view: PopulationView) -> None:
         weights = view.weights()
         for place, i in enumerate(view.active):
-            seen[i].append({"epoch": epoch, **norms({name: value[place] for name, value in weights.items()})})
+            seen[i].append(
+                {"epoch": epoch, **unit_and_weight_norms({name: value[place] for name, value in weights.items()})}
+            )
         report(epoch / epochs, f"epoch {epoch}")
 
     population = train_population(
@@ -88,13 +90,13 @@ def train_and_watch(configs: list[dict[str, Any]], store: Store, report: Report)
             "train_error": float(last["train_error"]),
             "median_margin": float(np.median(values)),
             "median_normalised_margin": float(np.median(values)) / product,
-            **{f"last_{name}": value for name, value in norms(state).items()},
+            **{f"last_{name}": value for name, value in unit_and_weight_norms(state).items()},
         }
         quantiles = pd.DataFrame({"quantile": QUANTILES, "margin": np.quantile(values, QUANTILES)})
         store.write(config, metrics, frames={"norms": pd.DataFrame(seen[i]), "margins": quantiles})
 
 
-def norms(state: Mapping[str, Tensor]) -> dict[str, float]:
+def unit_and_weight_norms(state: Mapping[str, Tensor]) -> dict[str, float]:
     """Mean ℓ1 norm of the weights into a unit, by layer and over all units, and the ℓ2 norm of all parameters."""
     rows = {name.removesuffix(".weight"): w.flatten(1).abs().sum(1) for name, w in state.items() if w.ndim > 1}
     found = {f"fan_in_{name}": float(values.mean()) for name, values in rows.items()}
@@ -103,7 +105,7 @@ def norms(state: Mapping[str, Tensor]) -> dict[str, float]:
     return found
 
 
-def compared(networks: pd.DataFrame, quantity: str, column: str, sign: str) -> dict[str, Answer]:
+def label_comparisons(networks: pd.DataFrame, quantity: str, column: str, sign: str) -> dict[str, Answer]:
     """The numbers of `_claims`: differences per seed, turned so that the claim is that they are positive.
 
     A seed is that of the starting weights, alike but for their scale, and of the sample order; the images and the
@@ -121,7 +123,7 @@ def compared(networks: pd.DataFrame, quantity: str, column: str, sign: str) -> d
     return found
 
 
-def of_fitted(answers: Mapping[str, Answer], largest_error: float) -> dict[str, Answer]:
+def answers_if_fitted(answers: Mapping[str, Answer], largest_error: float) -> dict[str, Answer]:
     """The answers; none where a network was not trained until it fits: norms and margins are then still on their way.
 
     Args:
@@ -150,10 +152,10 @@ def margins_of_table(table: pd.DataFrame, scale: str) -> Analysis:
         middle.set_index(["labels", "start", "seed"])["margin"].loc[list(wrong.index)].to_numpy()
     )
     answers = {
-        **compared(networks, "margin", "median_margin", "-"),
-        **compared(networks, "norm", "last_l2", "+"),
+        **label_comparisons(networks, "margin", "median_margin", "-"),
+        **label_comparisons(networks, "norm", "last_l2", "+"),
     }
-    return Analysis(table, of_fitted(answers, float(wrong.max())), lambda figure: _draw_margins(figure, table))
+    return Analysis(table, answers_if_fitted(answers, float(wrong.max())), lambda figure: _draw_margins(figure, table))
 
 
 def _share_below_zero(curve: pd.DataFrame) -> float:
@@ -162,12 +164,12 @@ def _share_below_zero(curve: pd.DataFrame) -> float:
     return float(np.interp(0.0, ordered["margin"], ordered["quantile"], left=0.0, right=1.0))
 
 
-def _networks(runs: Runs) -> pd.DataFrame:
+def _norms_table(runs: Runs) -> pd.DataFrame:
     frame = runs.frame()
     return frame.rename(columns={"kind": "labels", "init.scale": "start", "model.seed": "seed"})
 
 
-def _notes(networks: pd.DataFrame) -> tuple[str, ...]:
+def _norm_notes(networks: pd.DataFrame) -> tuple[str, ...]:
     cells = list(itertools.product(LABELS, STARTS))
     parts = [networks[(networks["labels"] == labels) & (networks["start"] == start)] for labels, start in cells]
     names = [f"{labels} ×{start}" for labels, start in cells]
@@ -180,10 +182,10 @@ def _notes(networks: pd.DataFrame) -> tuple[str, ...]:
     )
 
 
-@study("zhang2017-fig16", stages=stages)
+@study("zhang2017-fig16", stages=norm_stages_during_training)
 def figure_16(runs: Runs) -> Analysis:
     """Mean ℓ1 norm of the weights into a unit after every epoch, for each layer."""
-    networks, parts = _networks(runs), []
+    networks, parts = _norms_table(runs), []
     for stored in runs.stored():
         config = stored.config
         parts.append(
@@ -192,8 +194,8 @@ def figure_16(runs: Runs) -> Analysis:
             )
         )
     table = pd.concat(parts, ignore_index=True)
-    answers = compared(networks, "fan-in", "last_fan_in", "+")
-    return Analysis(table, answers, lambda figure: _draw_norms(figure, table), _notes(networks))
+    answers = label_comparisons(networks, "fan-in", "last_fan_in", "+")
+    return Analysis(table, answers, lambda figure: _draw_norms(figure, table), _norm_notes(networks))
 
 
 def _draw_norms(figure: Figure, table: pd.DataFrame) -> None:
@@ -204,8 +206,8 @@ def _draw_norms(figure: Figure, table: pd.DataFrame) -> None:
         for labels, start in itertools.product(LABELS, STARTS):
             part = table[(table["labels"] == labels) & (table["start"] == start)]
             how = {"linestyle": "-" if start == 1 else "--", "label": f"{labels} labels, start ×{start}"}
-            drawn = curves.lines(part, "epoch", column)
-            curves.band(axes, drawn, COLOURS[labels], deviations=True, alpha=0.2, **how)
+            drawn = curves.runs_as_columns(part, "epoch", column)
+            curves.draw_band(axes, drawn, COLOURS[labels], deviations=True, alpha=0.2, **how)
         axes.set_yscale("log")
         axes.set_xlabel("epoch")
         axes.set_ylabel("mean fan-in ℓ1 norm")
@@ -213,16 +215,16 @@ def _draw_norms(figure: Figure, table: pd.DataFrame) -> None:
     np.ravel(panels)[-1].legend(fontsize=7)
 
 
-@study("zhang2017-fig17", stages=stages, from_table=margins_of_table)
+@study("zhang2017-fig17", stages=norm_stages_during_training, from_table=margins_of_table)
 def figure_17(runs: Runs) -> Analysis:
     """Distribution of the functional margins of the training images, and the ℓ2 norm of the weights."""
-    networks, parts = _networks(runs), []
+    networks, parts = _norms_table(runs), []
     for stored in runs.stored():
         config = stored.config
         cell = {"labels": config["kind"], "start": config["init"]["scale"], "seed": config["model"]["seed"]}
         parts.append(stored.frame("margins").assign(**cell, l2=stored.metrics["last_l2"]))
     table = pd.concat(parts, ignore_index=True)
-    return replace(margins_of_table(table, runs.scale), notes=_notes(networks))
+    return replace(margins_of_table(table, runs.scale), notes=_norm_notes(networks))
 
 
 def _draw_margins(figure: Figure, table: pd.DataFrame) -> None:

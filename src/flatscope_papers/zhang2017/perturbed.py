@@ -16,14 +16,14 @@ from flatscope.training import Store, measure_stored
 from flatscope_papers import curves, intervals
 from flatscope_papers.claims import Answer
 from flatscope_papers.declaration import Analysis, Config, Measured, Runs, Stage, each_trial, study
-from flatscope_papers.toml_files import grid
-from flatscope_papers.zhang2017.minima import COLOURS, LABELS, SIZES, TITLES, minima
+from flatscope_papers.toml_files import settings_by_scale
+from flatscope_papers.zhang2017.minima import COLOURS, LABELS, SIZES, TITLES, minimiser_configs
 
 SHOWN = (0.0, 0.1, 0.2, 0.5, 1.0, 2.0)
 GAMMAS = (0.0, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0)
 ZOOM = 1.0
 NETWORKS = 5  # of each kind of labels, where there are as many
-IMAGES = grid(__name__)
+IMAGES = settings_by_scale(__name__)
 
 
 @each_trial("perturbing")
@@ -44,18 +44,18 @@ def perturb(config: Config, store: Store) -> Measured:
     return Measured(metrics, frames={"sizes": pd.DataFrame(sizes), "pixels": pd.DataFrame(pixels)})
 
 
-def _stages_19(scale: str) -> list[Stage]:
+def _figure_19_stages(scale: str) -> list[Stage]:
     data = {**SIZES[scale]["cifar"], "train_size": IMAGES[scale]["images"], "test_size": 0}
     return [Stage([[{"study": "perturbed images", "data": data, "gammas": list(SHOWN)}]], perturb, 0)]
 
 
-@study("zhang2017-fig19", stages=_stages_19)
+@study("zhang2017-fig19", stages=_figure_19_stages)
 def figure_19(runs: Runs) -> Analysis:
     """One training image at six sizes of Gaussian noise; nothing is trained."""
     (stored,) = runs.stored()
     sizes = stored.frame("sizes")
     some = sizes[sizes["gamma"] > 0]
-    found = {"size": intervals.mean(some["change"] / some["gamma"])}
+    found = {"size": intervals.mean_over_runs(some["change"] / some["gamma"])}
 
     def draw(figure: Figure) -> None:
         figure.set_size_inches(9.0, 1.9)
@@ -69,8 +69,8 @@ def figure_19(runs: Runs) -> Analysis:
     return Analysis(sizes, found, draw)
 
 
-def _stages_20(scale: str) -> list[Stage]:
-    networks = [minima(scale, "cifar", labels, NETWORKS) for labels in LABELS]
+def _figure_20_stages(scale: str) -> list[Stage]:
+    networks = [minimiser_configs(scale, "cifar", labels, NETWORKS) for labels in LABELS]
     options = {"gammas": list(GAMMAS), "draws": 2}
     looks = [
         [
@@ -87,28 +87,28 @@ def _stages_20(scale: str) -> list[Stage]:
     return [Stage(networks, gpus=0.5), Stage(looks, measure_stored, 0.5)]
 
 
-def robustness_estimates(errors: pd.DataFrame) -> dict[str, Answer]:
+def input_noise_answers(errors: pd.DataFrame) -> dict[str, Answer]:
     """The claims' numbers from one row per network and size of noise."""
     start = errors[errors["gamma"] == 0]["error"]
     some = errors[errors["gamma"] > 0]
     wide, near = (part.groupby(["labels", "network"])["error"].mean() for part in (some, some[some["gamma"] <= ZOOM]))
     return {
-        "fitted": _perfect(start),
-        "worse": intervals.difference(wide["random"], wide["natural"]),
-        "worse-near": intervals.difference(near["random"], near["natural"]),
-        "random-low": intervals.mean(near["random"], bounds=(0, 1)),
+        "fitted": _largest_error_without_noise(start),
+        "worse": intervals.difference_of_means(wide["random"], wide["natural"]),
+        "worse-near": intervals.difference_of_means(near["random"], near["natural"]),
+        "random-low": intervals.mean_over_runs(near["random"], bounds=(0, 1)),
     }
 
 
-def _perfect(errors: pd.Series[float]) -> Answer:
+def _largest_error_without_noise(errors: pd.Series[float]) -> Answer:
     """The largest error without noise; no number where a network does not fit perfectly, which the claim is about."""
     if errors.max() == 0:
-        return intervals.largest(errors)
+        return intervals.largest_over_networks(errors)
     words = f"{int((errors > 0).sum())} of {len(errors)} networks do not fit perfectly: errors up to {errors.max():.4f}"
     return Answer(math.nan, runs=len(errors), note=words)
 
 
-@study("zhang2017-fig20", stages=_stages_20)
+@study("zhang2017-fig20", stages=_figure_20_stages)
 def figure_20(runs: Runs) -> Analysis:
     """The networks of Figure 11 on their own training images with Gaussian noise of growing size."""
     parts = []
@@ -122,10 +122,10 @@ def figure_20(runs: Runs) -> Analysis:
             )
         )
     errors = pd.concat(parts, ignore_index=True)
-    return Analysis(errors, robustness_estimates(errors), lambda figure: _draw(figure, errors))
+    return Analysis(errors, input_noise_answers(errors), lambda figure: _draw_errors_by_noise(figure, errors))
 
 
-def _draw(figure: Figure, errors: pd.DataFrame) -> None:
+def _draw_errors_by_noise(figure: Figure, errors: pd.DataFrame) -> None:
     figure.set_size_inches(8.6, 3.4)
     figure.suptitle(f"{TITLES['cifar']}, networks on their own training images", fontsize=9)
     panels: Any = figure.subplots(1, 2)
@@ -133,8 +133,8 @@ def _draw(figure: Figure, errors: pd.DataFrame) -> None:
         for labels, style in (("natural", "o-"), ("random", "s--")):
             part = errors[(errors["gamma"] <= most) & (errors["labels"] == labels)]
             how = {"fmt": style, "ms": 4, "label": f"{labels} labels"}
-            drawn = curves.lines(part, "gamma", "error", run="network")
-            curves.bars(axes, drawn, COLOURS[labels], deviations=True, **how)
+            drawn = curves.runs_as_columns(part, "gamma", "error", run="network")
+            curves.draw_error_bars(axes, drawn, COLOURS[labels], deviations=True, **how)
         axes.set_xlabel("size of the perturbation γ")
         axes.set_ylabel("error on perturbed images")
     panels[0].legend(fontsize=8)

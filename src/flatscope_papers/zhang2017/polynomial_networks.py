@@ -19,28 +19,35 @@ from flatscope_papers import curves, intervals
 from flatscope_papers.claims import Answer
 from flatscope_papers.declaration import Analysis, Runs, Stage, study
 from flatscope_papers.theory.polynomial import PolynomialActivation, polynomial_twin
-from flatscope_papers.zhang2017.all_conv_networks import SIZES, ends, histories, stage
-from flatscope_papers.zhang2017.errors_by_size import against_size, curve_found, natural_table, random_table
-from flatscope_papers.zhang2017.errors_by_width import width_table
+from flatscope_papers.zhang2017.all_conv_networks import SIZES, all_conv_stage, networks_at_end, networks_by_epoch
+from flatscope_papers.zhang2017.errors_by_size import (
+    error_curve_answers,
+    errors_by_size_analysis,
+    natural_labels_of_table,
+    random_labels_of_table,
+)
+from flatscope_papers.zhang2017.errors_by_width import errors_by_width_of_table
 
 RADIUS, DEGREE = 5.0, 10
 
 
-def _one_size(scale: str) -> list[Stage]:
+def _largest_size_stages(scale: str) -> list[Stage]:
     size = SIZES[scale]
     networks = [(size["base"], size["train_sizes"][-1])]
-    both = [unit for polynomial in (False, True) for unit in stage(scale, networks, polynomial=polynomial).units]
+    both = [
+        unit for polynomial in (False, True) for unit in all_conv_stage(scale, networks, polynomial=polynomial).units
+    ]
     return [Stage(both, gpus=0.25)]
 
 
-def degree() -> int:
+def degree_of_polynomial_network() -> int:
     """Degree of the network with polynomials in place of its ReLUs and no clip: a product, not a sum."""
     twin = polynomial_twin(build("all_conv", channels=2), torch.zeros(2, 3, 32, 32), degree=DEGREE, radius=RADIUS)
     assert twin.degree is not None  # nothing but polynomials is left
     return twin.degree
 
 
-def overhead(channels: int = 16, side: int = 32) -> float:
+def operation_overhead_of_polynomials(channels: int = 16, side: int = 32) -> float:
     """Share by which polynomials of degree 10 raise the operations of a forward pass of the paper's network.
 
     A multiplication and an addition per weight and output of a convolution, one comparison per ReLU, ten
@@ -64,7 +71,7 @@ def overhead(channels: int = 16, side: int = 32) -> float:
     return relus * (2 * DEGREE - 1) / (outputs["convolutions"] + relus)
 
 
-def similar_found(along: pd.DataFrame) -> dict[str, Answer]:
+def polynomial_similarity_answers(along: pd.DataFrame) -> dict[str, Answer]:
     """Estimates of the claims of Figure 21 from curves with columns polynomial, seed, epoch and the errors."""
     last = along.sort_values("epoch").groupby(["polynomial", "seed"]).last()
     differences = {
@@ -75,19 +82,19 @@ def similar_found(along: pd.DataFrame) -> dict[str, Answer]:
     counted = "counted by Horner's rule; most of it in the first layer, whose units have 27 weights each"
     return {
         **differences,
-        "degree": Answer.exact(float(degree()), note),
-        "overhead": Answer.exact(overhead(), counted),
+        "degree": Answer.exact(float(degree_of_polynomial_network()), note),
+        "overhead": Answer.exact(operation_overhead_of_polynomials(), counted),
     }
 
 
-@study("zhang2017-fig21", stages=_one_size)
+@study("zhang2017-fig21", stages=_largest_size_stages)
 def figure_21(runs: Runs) -> Analysis:
     """The network of Figure 1 on its largest training set: ReLU and polynomial from the same starting weights."""
-    along = histories(runs)
-    return Analysis(along, similar_found(along), lambda figure: _draw_21(figure, along))
+    along = networks_by_epoch(runs)
+    return Analysis(along, polynomial_similarity_answers(along), lambda figure: _draw_figure_21(figure, along))
 
 
-def _draw_21(figure: Figure, along: pd.DataFrame) -> None:
+def _draw_figure_21(figure: Figure, along: pd.DataFrame) -> None:
     figure.set_size_inches(8.4, 3.6)
     panels: Any = figure.subplots(1, 2)
     x = torch.linspace(-7, 7, 400, dtype=torch.float64)
@@ -100,54 +107,56 @@ def _draw_21(figure: Figure, along: pd.DataFrame) -> None:
     for polynomial, style in ((False, "--"), (True, "-")):
         kind = "polynomial" if polynomial else "ReLU"
         for name, (words, colour, _) in curves.ERRORS.items():
-            drawn = curves.lines(along[along["polynomial"] == polynomial], "epoch", name, carry=True)
-            curves.band(panels[1], drawn, colour, alpha=0.12, linestyle=style, label=f"{kind}, {words}")
+            drawn = curves.runs_as_columns(along[along["polynomial"] == polynomial], "epoch", name, carry=True)
+            curves.draw_band(panels[1], drawn, colour, alpha=0.12, linestyle=style, label=f"{kind}, {words}")
     panels[1].set(xlabel="epoch", ylabel="error (share of samples)")
     panels[1].legend()
 
 
-def _natural(scale: str) -> list[Stage]:
+def _natural_label_stages(scale: str) -> list[Stage]:
     size = SIZES[scale]
-    return [stage(scale, [(size["base"], n) for n in size["train_sizes"]], polynomial=True)]
+    return [all_conv_stage(scale, [(size["base"], n) for n in size["train_sizes"]], polynomial=True)]
 
 
-def _random(scale: str) -> list[Stage]:
+def _random_label_stages(scale: str) -> list[Stage]:
     size = SIZES[scale]
     networks = [(size["base"], n) for n in size["train_sizes"]]
-    return [stage(scale, networks, random=True, polynomial=True)]
+    return [all_conv_stage(scale, networks, random=True, polynomial=True)]
 
 
-def _by_width(scale: str) -> list[Stage]:
+def _stages_by_width(scale: str) -> list[Stage]:
     size = SIZES[scale]
-    return [stage(scale, [(c, size["fixed_size"]) for c in size["channels"]], polynomial=True, train="wide_train")]
+    return [
+        all_conv_stage(scale, [(c, size["fixed_size"]) for c in size["channels"]], polynomial=True, train="wide_train")
+    ]
 
 
-def natural_22(points: pd.DataFrame, scale: str) -> Analysis:
+def figure_22_of_table(points: pd.DataFrame, scale: str) -> Analysis:
     """The claims of Figure 1 and one more."""
-    analysis = natural_table(points, scale)
-    return replace(analysis, answers={**analysis.answers, "more_data": curve_found(points)["more_data"]})
+    analysis = natural_labels_of_table(points, scale)
+    return replace(analysis, answers={**analysis.answers, "more_data": error_curve_answers(points)["more_data"]})
 
 
-def width_24(points: pd.DataFrame, scale: str) -> Analysis:
+def figure_24_of_table(points: pd.DataFrame, scale: str) -> Analysis:
     """The claims of Figure 3 but for the place of the best test error."""
-    analysis = width_table(points, scale)
+    analysis = errors_by_width_of_table(points, scale)
     known = {key: value for key, value in analysis.answers.items() if key != "best_at_boundary"}
     return replace(analysis, answers=known)
 
 
-@study("zhang2017-fig22", stages=_natural, from_table=natural_22)
+@study("zhang2017-fig22", stages=_natural_label_stages, from_table=figure_22_of_table)
 def figure_22(runs: Runs) -> Analysis:
     """Figure 1 with polynomials of degree 10 in place of the ReLUs."""
-    return natural_22(ends(runs), runs.scale)
+    return figure_22_of_table(networks_at_end(runs), runs.scale)
 
 
-@study("zhang2017-fig23", stages=_random, from_table=random_table)
+@study("zhang2017-fig23", stages=_random_label_stages, from_table=random_labels_of_table)
 def figure_23(runs: Runs) -> Analysis:
     """Figure 2 with polynomials of degree 10 in place of the ReLUs."""
-    return against_size(runs, random=True)
+    return errors_by_size_analysis(runs, random=True)
 
 
-@study("zhang2017-fig24", stages=_by_width, from_table=width_24)
+@study("zhang2017-fig24", stages=_stages_by_width, from_table=figure_24_of_table)
 def figure_24(runs: Runs) -> Analysis:
     """Figure 3 with polynomials of degree 10 in place of the ReLUs."""
-    return width_24(ends(runs), runs.scale)
+    return figure_24_of_table(networks_at_end(runs), runs.scale)

@@ -30,7 +30,7 @@ BLUE, ORANGE = "#0072B2", "#D55E00"
 @each_trial("chains")
 def run_potential(config: Config, store: Store) -> Measured:
     """Run the chains of each configuration; store shares per chain, the histogram of w_1, and a map of (w_1, w_2)."""
-    potential = potential_of(config)
+    potential = potential_of_config(config)
     T, lr, part = config["temperature"], config["lr"], config.get("sgd_share", 0.0)
     found = simulate(
         potential,
@@ -50,19 +50,22 @@ def run_potential(config: Config, store: Store) -> Measured:
         "gap": found.mixing.two_start_gap,
         "effective_samples": found.mixing.effective_samples,
     }
-    frames = {"chains": _per_chain(potential, found), "histogram": _histogram(potential, found, config["span"])}
+    frames = {
+        "chains": _flat_share_per_chain(potential, found),
+        "histogram": _first_coordinate_histogram(potential, found, config["span"]),
+    }
     if potential.dimension == 2:
-        frames["map"] = _map(found)
+        frames["map"] = _density_on_grid(found)
     return Measured(metrics, frames=frames)
 
 
-def potential_of(config: Mapping[str, Any]) -> Potential:
+def potential_of_config(config: Mapping[str, Any]) -> Potential:
     """The potential that a configuration names."""
     kind = TwoBasins if config["potential"] == "two basins" else ValleyAndPoint
     return kind(config["dimension"])
 
 
-def _per_chain(potential: Potential, found: FlatShare) -> pd.DataFrame:
+def _flat_share_per_chain(potential: Potential, found: FlatShare) -> pd.DataFrame:
     """Of each chain: its start, the share of its records in the flatter minimum, and near either minimum's w_1."""
     values = found.run.values.cpu()
     columns = {"start": found.run.starts.cpu().numpy(), "share": values[..., 2].double().mean(0).numpy()}
@@ -72,14 +75,14 @@ def _per_chain(potential: Potential, found: FlatShare) -> pd.DataFrame:
     return pd.DataFrame(columns)
 
 
-def _histogram(potential: Potential, found: FlatShare, span: Sequence[float]) -> pd.DataFrame:
+def _first_coordinate_histogram(potential: Potential, found: FlatShare, span: Sequence[float]) -> pd.DataFrame:
     drawn = found.run.histogram(span=(span[0], span[1]))
     middle = (drawn.edges[:-1] + drawn.edges[1:]) / 2
     exact = potential.marginal(middle, found.run.temperature)
     return pd.DataFrame({"low": drawn.edges[:-1], "high": drawn.edges[1:], "density": drawn.density, "exact": exact})
 
 
-def _map(found: FlatShare) -> pd.DataFrame:
+def _density_on_grid(found: FlatShare) -> pd.DataFrame:
     """Density of (w_1, w_2) on a grid, one row per cell."""
     points = found.run.values[..., :2].reshape(-1, 2).cpu().numpy()
     (x0, x1, nx), (y0, y1, ny) = MAPS["x"], MAPS["y"]
@@ -89,7 +92,7 @@ def _map(found: FlatShare) -> pd.DataFrame:
     return pd.DataFrame({"w1": np.repeat(xs[:-1], ny), "w2": np.tile(ys[:-1], nx), "density": density.ravel()})
 
 
-def histograms(figure: Figure, found: Sequence[Stored], words: str) -> None:
+def draw_histograms_by_dimension(figure: Figure, found: Sequence[Stored], words: str) -> None:
     """Histograms of w_1 as the dimension grows; below, the potential on its axis and in two dimensions."""
     figure.set_size_inches(10.0, 4.4)
     parts: Any = figure.subfigures(2, 1, height_ratios=(1, 1.1))
@@ -106,16 +109,16 @@ def histograms(figure: Figure, found: Sequence[Stored], words: str) -> None:
     np.ravel(panels)[0].set_ylabel("density")
     np.ravel(panels)[-1].legend(fontsize=6, frameon=False, loc="upper left")
     line, plane = bottom.subplots(1, 2)
-    potential = potential_of(found[0].config)
+    potential = potential_of_config(found[0].config)
     span = found[0].config["span"]
     xs = torch.linspace(span[0], span[1], 300, dtype=torch.float64)
     line.plot(xs, potential.energy(xs[:, None]), color="black", lw=1.2)
     line.set_xlabel("$w_1$")
     line.set_ylabel("U, other weights 0")
-    potential_map(plane, potential_of({**found[0].config, "dimension": 2}), (span[0], span[1]))
+    draw_potential(plane, potential_of_config({**found[0].config, "dimension": 2}), (span[0], span[1]))
 
 
-def potential_map(axes: Axes, potential: Potential, span: tuple[float, float]) -> None:
+def draw_potential(axes: Axes, potential: Potential, span: tuple[float, float]) -> None:
     """U over (w_1, w_2)."""
     xs, ys = torch.linspace(*span, 200, dtype=torch.float64), torch.linspace(-2, 2, 160, dtype=torch.float64)
     grid = torch.stack(torch.meshgrid(xs, ys, indexing="xy"), dim=-1).reshape(-1, 2)
@@ -128,7 +131,7 @@ def potential_map(axes: Axes, potential: Potential, span: tuple[float, float]) -
     axes.set_ylabel("$w_2$")
 
 
-def density_map(axes: Axes, stored: Stored, title: str) -> None:
+def draw_density(axes: Axes, stored: Stored, title: str) -> None:
     """Draw the density of the chains over (w_1, w_2)."""
     cells = stored.frame("map")
     xs, ys = np.unique(cells["w1"]), np.unique(cells["w2"])
