@@ -16,21 +16,13 @@ CHANNELS = (1, 3, 4)  # of images
 WHOLE = (torch.bool, torch.int16, torch.int32, torch.int64)
 
 
-def checked_outputs(
-    model: nn.Module,
-    probe: Batch,
-    dtype: torch.dtype,
-    try_out: Callable[[Inputs], Tensor],
-    run: Callable[[Inputs], Tensor],
-) -> Tensor:
-    """Outputs of a few samples, after passes that show shapes, determinism, and each sample by itself.
+def checked_outputs(model: nn.Module, probe: Batch, try_out: Callable[[Inputs], Tensor]) -> Tensor:
+    """Outputs of a few samples: one row for each, of finite numbers.
 
     Args:
         model: the network, which takes a hook where it needs one.
         probe: the samples.
-        dtype: in which they are computed.
         try_out: a forward pass that says what a failing one may lack.
-        run: a forward pass.
     """
     inputs, targets = probe
     outputs = settle(model, inputs, try_out)
@@ -42,20 +34,57 @@ def checked_outputs(
     if not torch.isfinite(outputs).all():
         fix = "Pass a network whose training did not diverge, or dtype=torch.float64 if its outputs overflow"
         raise InputError("finite outputs", "NaN or infinity", "model, first batch of train", fix)
-    scale = outputs.abs().max().clamp_min(torch.finfo(dtype).tiny)
-    rounding = 1e3 * torch.finfo(dtype).eps
-    if ((run(inputs) - outputs).abs().max() / scale) > rounding:
-        fix = "Switch off dropout and other randomness in the forward pass"
-        raise InputError("the same outputs from two forward passes", "outputs that differ", "model", fix)
-    half = (len(targets) + 1) // 2
-    if ((run(cut(inputs, 0, half)) - outputs[:half]).abs().max() / scale) > rounding:
-        got = "outputs that change with the other samples of the batch"
-        fix = (
-            "Call model.eval(); normalise with running statistics, not with those of the batch; begin every pass "
-            "with the same state, where a module keeps one (a membrane, a cache)"
-        )
-        raise InputError("outputs that depend on their own sample only", got, "model", fix)
     return outputs
+
+
+class SteadyOutputs:
+    """Outputs of some samples, with which those of other passes are compared.
+
+    Args:
+        probe: the samples.
+        outputs: of the network on them.
+    """
+
+    def __init__(self, probe: Batch, outputs: Tensor) -> None:
+        self._probe, self._outputs = probe, outputs
+        dtype = outputs.dtype
+        self._rounding = 1e3 * torch.finfo(dtype).eps * outputs.abs().max().clamp_min(torch.finfo(dtype).tiny)
+
+    def agree_with(self, first: Tensor, backwards: Tensor) -> bool:
+        """True where two passes show that outputs are the same each time, whatever the rest of the batch.
+
+        Args:
+            first: outputs of the first few of the samples.
+            backwards: of the same in reverse, and one more.
+        """
+        n = len(first)
+        if n >= len(self._outputs):
+            return False  # the rest of the batch was the same
+        return self._are(first.detach(), n) and self._are(backwards[:n].flip(0).detach(), n)
+
+    def refuse_others(self, run: Callable[[Inputs], Tensor]) -> None:
+        """Run the network on the samples once more, and on half of them: refuse it where outputs are others.
+
+        Args:
+            run: a forward pass.
+        """
+        inputs, targets = self._probe
+        half = (len(targets) + 1) // 2
+        if not self._are(run(inputs), len(targets)):
+            fix = "Switch off dropout and other randomness in the forward pass"
+            raise InputError("the same outputs from two forward passes", "outputs that differ", "model", fix)
+        if not self._are(run(cut(inputs, 0, half)), half):
+            got = "outputs that change with the other samples of the batch"
+            fix = (
+                "Call model.eval(); normalise with running statistics, not with those of the batch; begin every pass "
+                "with the same state, where a module keeps one (a membrane, a cache)"
+            )
+            raise InputError("outputs that depend on their own sample only", got, "model", fix)
+
+    def _are(self, outputs: Tensor, n: int) -> bool:
+        """True where these are the outputs of the first n samples, but for rounding."""
+        expected = self._outputs[:n]
+        return outputs.shape == expected.shape and bool((outputs - expected).abs().max() <= self._rounding)
 
 
 def refuse_hidden_uses(model: nn.Module, outputs: Tensor) -> None:

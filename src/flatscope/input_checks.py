@@ -16,7 +16,7 @@ from flatscope.formatting import some_of
 from flatscope.loss import IGNORED, Loss, TargetLook
 from flatscope.network.passes import own_passes
 from flatscope.params import Params, copied, plain_names
-from flatscope.samples import PROBED_SAMPLES, Inputs, Samples, copies, cut, input_digests, parts_of, shape_text
+from flatscope.samples import PROBED_SAMPLES, Batch, Inputs, Samples, copies, cut, input_digests, parts_of, shape_text
 
 # Other weights at which outputs must still look like probabilities. Outputs of a linear layer of random weights are as
 # often negative as positive, so the chance that they pass by accident is 1 in 2^16 for two classes, less for more.
@@ -29,6 +29,11 @@ OTHER_SHAPES = 16  # that are tried out, beside the first
 SUM_OF_ONE = 1e-4  # how far the sum of a row may be from 1; some models apply softmax in half precision
 MANY_AGAIN = 0.05  # share of test samples that are training samples too, from which on it is said
 NOTHING_HELD_OUT = "the test samples are the training samples: nothing is held out"
+NOT_LOGITS = (
+    "the model's outputs are {kind}, but {loss} takes logits: it applies a {twice} once more, and the loss, "
+    "curvature, sharpness and margins that come out are not those of the network as it is used. Let the model return "
+    "what goes into its last function (the logits), or pass the loss that it was trained with as a function"
+)
 
 
 def replica(model: nn.Module) -> nn.Module:
@@ -315,6 +320,23 @@ def always_probabilities(outputs: Tensor, forward: Callable[[Params], Tensor], p
         if not probability_kind(forward(drawn), least):
             return ""
     return kind
+
+
+def doubts_of_outputs(
+    loss: Loss, probe: Batch, outputs: Tensor, forward: Callable[[Inputs, Params], Tensor], params: Params
+) -> tuple[str, ...]:
+    """Warnings of outputs that are allowed and probably not meant."""
+    if loss.kind not in ("softmax", "logistic"):
+        return ()
+    inputs, targets = probe
+    least, twice = (2, "softmax") if loss.kind == "softmax" else (1, "sigmoid")
+
+    def rows(values: Tensor) -> Tensor:
+        logits, _ = loss.positions(values, targets)
+        return logits.flatten(0, -2) if least == 2 else logits
+
+    kind = always_probabilities(rows(outputs), lambda w: rows(forward(inputs, w)), params, least)
+    return (NOT_LOGITS.format(kind=kind, loss=loss.name, twice=twice),) if kind else ()
 
 
 def initial_weights(initial: nn.Module | Mapping[str, Tensor], params: Params) -> Params:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from flatscope.errors import InputError, first_line, refuse_unless_whole
 from flatscope.first_batch import (
+    SteadyOutputs,
     checked_outputs,
     failing_module,
     input_fix,
@@ -25,9 +26,9 @@ from flatscope.first_batch import (
     straight_remarks,
 )
 from flatscope.input_checks import (
-    always_probabilities,
     cast,
     data_remarks,
+    doubts_of_outputs,
     first_weights,
     frozen_remarks,
     initial_weights,
@@ -56,7 +57,7 @@ from flatscope.loss import (
 from flatscope.network.facts import KnownFacts
 from flatscope.network.first_passes import read_first_passes
 from flatscope.network.plain import is_rewritten, mark_not_covered, not_covered, plain
-from flatscope.network.program import Structure, record_structure
+from flatscope.network.program import Program, Structure, record, record_structure
 from flatscope.network.watching import Rule, refuse_if_different, replay
 from flatscope.params import Params, called_with, named_parameters, non_finite_name, tied_names, trainable_names
 from flatscope.samples import (
@@ -66,6 +67,7 @@ from flatscope.samples import (
     as_samples,
     moved,
     output_tensor,
+    parts_of,
     shape_text,
 )
 from flatscope.sharing import agreeing_ranks
@@ -75,11 +77,6 @@ from flatscope.version import __version__
 DEFAULT_BATCH = 256
 PROBED_BATCH = 32
 MOVED = "labels are the tokens themselves: moved by one, as Hugging Face's models do"
-NOT_LOGITS = (
-    "the model's outputs are {kind}, but {loss} takes logits: it applies a {twice} once more, and the loss, "
-    "curvature, sharpness and margins that come out are not those of the network as it is used. Let the model return "
-    "what goes into its last function (the logits), or pass the loss that it was trained with as a function"
-)
 
 
 class Problem:
@@ -153,12 +150,12 @@ class Problem:
         with untouched_randomness(self.generators), torch.no_grad(), coarse_products(coarse=False):
             looks = [look_through(self.train, self.batch_size, ignored=self.loss.ignored)]
             looks += [look_through(self.test, self.batch_size, like=looks[0])] if self.test is not None else []
-            attempt = partial(self._try_forward, part="train")
-            outputs = checked_outputs(self.model, self._probe("train"), self.dtype, attempt, self.forward)
+            probe = self._probe("train")  # a loader that shuffles has others next time
+            outputs = checked_outputs(self.model, probe, partial(self._try_forward, part="train"))
             for look in looks:
                 refuse_shapes_that_fail(look, lambda inputs: self.forward(moved(inputs, self.device, self.dtype)))
             self.uneven = any(look.others for look in looks)  # whether samples have several shapes
-            self._read_network()
+            self._read_network(SteadyOutputs(probe, outputs))
             self.n_outputs = int(outputs[0].numel())
             self.first_output = outputs[:1].clone()  # of the first training sample
             self._read_targets(outputs, [look.targets for look in looks])
@@ -168,7 +165,8 @@ class Problem:
                 held_out, labels = self._probe("test")
                 refuse_failing_loss(self.loss, self._try_forward(held_out, "test"), labels, "test")
             self.loss = in_double_where_possible(self.loss, outputs, self._probe("train")[1])
-            doubts, numbered = self._doubts(outputs), self.classification and not self._one_hot
+            doubts = doubts_of_outputs(self.loss, self._probe("train"), outputs, self.forward, self.params)
+            numbered = self.classification and not self._one_hot
             strange = [*data_remarks(self.loss, numbered, looks, self.n_train)]
             strange += straight_remarks(self.loss, outputs, self._probe("train")[1])
             parts = [self.train] if self.test is None else [self.train, self.test]
@@ -260,10 +258,26 @@ class Problem:
                 self.facts.structure = record_structure(self.model, self.example(), self.leaves())
         return self.facts.structure
 
-    def _read_network(self) -> None:
-        """Read the network, which from then on runs in plain words."""
+    def program_of(self, inputs: Inputs) -> Program:
+        """The recorded program of samples of this shape; where values decide what is computed, of samples alike."""
+        shapes = tuple(tuple(part.shape[1:]) for part in parts_of(inputs))
+        if shapes == tuple(tuple(part.shape[1:]) for part in parts_of(self.example())):
+            return self.structure.program
+        if shapes not in self.facts.programs:
+            with own_settings():
+                self.facts.programs[shapes] = record(self.model, inputs, self.leaves())
+        return self.facts.programs[shapes]
+
+    def _read_network(self, check: SteadyOutputs) -> None:
+        """Read the network, which from then on runs in plain words; refuse one that is no function of each sample."""
         everything = partial(self.batches, size=PROBED_BATCH)
-        found = read_first_passes(self.model, self.example(), self.leaves(), everything, self.uneven)
+        try:
+            found = read_first_passes(self.model, self.example(), self.leaves(), everything, self.uneven)
+        except Exception:
+            check.refuse_others(self.forward)
+            raise
+        if not check.agree_with(found.outputs, found.reversed_outputs):
+            check.refuse_others(self.forward)
         refuse_hidden_uses(self.model, found.outputs)
         # Whether values or shapes of the samples decide what is computed, so that the first ones do not show all.
         self.samples_decide = self.uneven or bool(found.choice)
@@ -371,20 +385,6 @@ class Problem:
     def _probe(self, part: str) -> Batch:
         """The first samples of a part, few enough to evaluate several times."""
         return next(iter(self.batches(part, min(self.batch_size, PROBED_BATCH))))
-
-    def _doubts(self, outputs: Tensor) -> tuple[str, ...]:
-        """Warnings of what is allowed and probably not meant; given once, here."""
-        if self.loss.kind not in ("softmax", "logistic"):
-            return ()
-        inputs, targets = self._probe("train")
-        least, twice = (2, "softmax") if self.loss.kind == "softmax" else (1, "sigmoid")
-
-        def rows(found: Tensor) -> Tensor:
-            logits, _ = self.loss.positions(found, targets)
-            return logits.flatten(0, -2) if least == 2 else logits
-
-        kind = always_probabilities(rows(outputs), lambda w: rows(self.forward(inputs, w)), self.params, least)
-        return (NOT_LOGITS.format(kind=kind, loss=self.loss.name, twice=twice),) if kind else ()
 
     def _try_forward(self, inputs: Inputs, part: str) -> Tensor:
         try:

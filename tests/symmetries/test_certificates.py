@@ -147,6 +147,56 @@ def test_states_behind_a_jump_have_no_radius(name: str) -> None:
     assert math.isnan(table["psi_activation_radius"]), table["psi_activation_radius"]
 
 
+class Reordered(nn.Module):
+    """Hidden units change places, or one of them is written over, in several ways."""
+
+    def __init__(self, between: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.inner, self.last = nn.Linear(3, 4), nn.Linear(4, 4), nn.Linear(4, 2)
+        self.between = between
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Samples (n, 3)."""
+        h = self.between(torch.relu(self.first(x)))
+        return self.last(torch.relu(self.inner(h)))
+
+
+def written_over(h: Tensor) -> Tensor:
+    """Unit 0 becomes three times unit 1, in place."""
+    h = h * 1
+    h[:, 0] = h[:, 1] * 3
+    return h
+
+
+def added_through_a_view(h: Tensor) -> Tensor:
+    """Unit 0 gets five times unit 1 through a view of it."""
+    h = h * 1
+    h[:, :1].add_(h[:, 1:2] * 5)
+    return h
+
+
+WAYS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
+    "by index": (lambda h: h[:, torch.tensor([2, 0, 3, 1])], lambda h: torch.stack([h[:, i] for i in (2, 0, 3, 1)], 1)),
+    "written over": (written_over, lambda h: torch.cat([h[:, 1:2] * 3, h[:, 1:]], 1)),
+    "through a view": (added_through_a_view, lambda h: torch.cat([h[:, :1] + h[:, 1:2] * 5, h[:, 1:]], 1)),
+}
+
+
+@pytest.mark.parametrize("seed", [0, 2])
+@pytest.mark.parametrize("way", WAYS)
+def test_a_radius_holds_however_units_are_moved(way: str, seed: int) -> None:
+    """Never larger than where the same function is written without indices and writes."""
+    x = torch.randn(20, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    radii = []
+    for between in WAYS[way]:
+        problem = fs.Problem(Reordered(between).double().eval(), train=(x, torch.arange(20) % 2))
+        certificate = ActivationCertificate(problem.model, path_coordinates(fs.Context(problem), "max_product"))
+        radii.append(certificate.radius(x, 0.5 * certificate.limit)[0])
+    assert 0.1 * radii[1] <= radii[0] <= radii[1] * (1 + 1e-9)
+    assert way != "by index" or radii[0] == pytest.approx(radii[1], rel=1e-9)
+
+
 def test_a_radius_at_which_a_relu_changes_is_not_given() -> None:
     model = nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 2)).double()
     problem = problem_of(Case(model, CASES["relu"].batches, True))

@@ -17,11 +17,15 @@ class HeldConstants:
         self._kept: list[Any] = []
         self._at, self._first, self._stopped = 0, True, False
 
-    def begun(self) -> Rule:
-        """The rule for the next pass."""
-        self._first = not self._kept
-        self._at, self._stopped = 0, False
+    def recorded(self) -> Rule:
+        """The rule for the first pass."""
+        self._first, self._stopped = True, False
         return self.follow
+
+    def held(self) -> Rule | None:
+        """The rule for another pass; None where the first took nothing for a constant."""
+        self._first, self._at, self._stopped = False, 0, False
+        return self.follow if self._kept else None
 
     def follow(self, op: Operation) -> Any:
         """Run one operation, or give what it was in the first pass."""

@@ -197,7 +197,7 @@ class _Comparison:
         return self._verdict(differences.along((large, -large, small, -small)), products, precision)
 
     def _twice_differentiable(self, precision: Precision, constants: HeldConstants) -> CheckedPass:
-        rules: list[Rule] = [partial(_noting_hooks, self.suspects), constants.begun()]
+        rules: list[Rule] = [partial(_noting_hooks, self.suspects), constants.recorded()]
         if self.shared is not None and precision is DOUBLE:
             return self.shared.of(rules=rules, in_loss=constants.follow)
         return checked_pass(self.ctx, self.batch, precision.dtype, None, rules, constants.follow)
@@ -276,10 +276,10 @@ class _Differences:
         inputs, params, buffers = in_precision(self._ctx, self._batch[0], dtype)
         moved = {name: leaf.detach() + step * self._direction[name] for name, leaf in self._run.leaves.items()}
         leaves = {name: value.requires_grad_() for name, value in moved.items()}
-        rules = [self._constants.begun()]
+        rule = self._constants.held()
         with torch.enable_grad(), FastConvolutions():
-            outputs = self._ctx.problem.forward(inputs, {**params, **leaves}, buffers, rules)
-            loss = loss_of(self._ctx, outputs, self._run.targets, self._constants.follow)
+            outputs = self._ctx.problem.forward(inputs, {**params, **leaves}, buffers, [rule] if rule else [])
+            loss = loss_of(self._ctx, outputs, self._run.targets, rule)
             if not loss.requires_grad:
                 return {name: torch.zeros_like(leaf) for name, leaf in leaves.items()}
             found = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)

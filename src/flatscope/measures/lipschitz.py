@@ -21,9 +21,10 @@ from flatscope.measures.margins import from_log, positive_margin
 from flatscope.measures.path_norms import log_gradient_bound
 from flatscope.measures.sample_kinds import free_inputs, kinds_of_samples
 from flatscope.network.jumps import Jumps
-from flatscope.network.layer_uses import LayerRecorder, LayerUse
+from flatscope.network.layer_uses import LayerUse
 from flatscope.network.layers import Layer
 from flatscope.network.operations import TABLE
+from flatscope.network.program import Slot
 from flatscope.network.singular_values import Check, matrix_norm, operator_norm
 from flatscope.network.stretch_rules import Stretches, entrywise
 from flatscope.network.watching import Operation, Rule, replay, tensors_in
@@ -196,23 +197,20 @@ def layer_norms(ctx: Context) -> dict[str, float]:
 
     A larger input has no smaller norm: zeros around a smaller one change nothing.
     """
-    recorder = LayerRecorder(ctx.params)
-    with torch.no_grad():
-        for inputs in kinds_of_samples(ctx, everything=False):
-            ctx.forward(inputs, rules=[recorder.follow])
-    uses: dict[str, list[LayerUse[Tensor]]] = {}
-    for use in recorder.of_layers:
-        uses.setdefault(use.weight, []).append(use)
+    uses: dict[str, list[LayerUse[Slot]]] = {}
+    for inputs in kinds_of_samples(ctx, everything=False):
+        for use in ctx.problem.program_of(inputs).layer_uses():
+            uses.setdefault(use.weight, []).append(use)
     return {layer.name: _layer_norm(ctx, layer, uses.get(layer.weight, [])) for layer in ctx.network}
 
 
-def _layer_norm(ctx: Context, layer: Layer, calls: list[LayerUse[Tensor]]) -> float:
+def _layer_norm(ctx: Context, layer: Layer, recorded: list[LayerUse[Slot]]) -> float:
     weight, check = ctx.params[layer.weight].detach().double(), partial(end_in_time, ctx)
     if layer.kind in ("dense", "lookup"):
         return matrix_norm(weight, check)
     if math.prod(weight.shape[2:]) == 1 and layer.kind == "conv":  # positions do not mix
         return matrix_norm(weight.reshape(layer.groups, -1, weight.shape[1]), check)
-    found = [(tuple(call.input.shape[call.input.ndim - weight.ndim + 1 :]), call.settings) for call in calls]
+    found = [(use.input.shape[len(use.input.shape) - weight.ndim + 1 :], use.settings) for use in recorded]
     uses = found or [(layer.input_shape, layer.settings)]
     largest = [use for use in uses if not any(_contains(other, use) for other in uses)]
     return max(_norm_at(layer, weight, *use, check) for use in {str(use): use for use in largest}.values())

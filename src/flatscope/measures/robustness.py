@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -206,7 +207,8 @@ def input_sensitivity(ctx: Context) -> Value:
     With G = ∂f/∂W₁ = s xᵀ for a first layer that is dense on the input itself, ∂f/∂x = W₁ᵀ G x / ‖x‖² exactly. A
     convolution sums s uᵀ over its patches, and that sum can vanish where ∂f/∂x does not: no such bound there.
     """
-    norms, errors, bounds, refusal = list[Tensor](), list[Tensor](), list[Tensor](), ""
+    norms, errors, bounds = list[Tensor](), list[Tensor](), list[Tensor]()
+    refusal = _why_no_bound(ctx, ctx.structure.program.layer_uses())
     size: float | None = None
     limits = ctx.effort.limits
     draws, sampled = limits.output_draws, ctx.effort.precision > 0 and ctx.problem.n_outputs > limits.few_outputs
@@ -216,9 +218,11 @@ def input_sensitivity(ctx: Context) -> Value:
         params = {name: value.detach() for name, value in ctx.params.items()}
         recorder = LayerRecorder(params)
         with torch.enable_grad():
-            outputs = as_rows(ctx.forward(x, params, [recorder.follow]))  # (n, C)
-        first = recorder.of_layers[0] if recorder.of_layers else None
-        refusal = refusal or _why_no_bound(ctx, first, recorder.of_layers, x)
+            outputs = as_rows(ctx.forward(x, params, [] if refusal else [recorder.follow]))  # (n, C)
+        refusal = refusal or _why_no_bound(ctx, recorder.uses)
+        first = None if refusal else recorder.of_layers[0]
+        if first is not None and not (first.input.shape == as_rows(x).shape and torch.equal(first.input, as_rows(x))):
+            refusal = f"the input reaches the first layer, {_name_of(ctx, first.weight)}, changed"
         reached = [x] if refusal or first is None or first.edge is None else [x, first.edge]
         squares = torch.zeros(len(reached), len(targets), dtype=torch.float64)
         if sampled:
@@ -256,19 +260,24 @@ def _squares_along(outputs: Tensor, x: Tensor, vectors: Tensor) -> Tensor:
     return as_rows(gradient.double()).square().sum(1).cpu()
 
 
-def _why_no_bound(ctx: Context, first: LayerUse[Tensor] | None, uses: list[LayerUse[Tensor]], x: Tensor) -> str:
-    if first is None:
+def _why_no_bound(ctx: Context, uses: Sequence[LayerUse[Any]]) -> str:
+    """Why the gradient of the first layer says nothing of the input's; empty where it may."""
+    uses = [use for use in uses if use.kind != "batchnorm"]
+    if not uses:
         return "no layer was found"
-    name = next((layer.name for layer in ctx.network if layer.weight == first.weight), first.weight)
+    first, name = uses[0], _name_of(ctx, uses[0].weight)
     if first.kind != "dense" or first.opaque:
         return f"the first layer, {name}, is not dense"
-    if first.input.ndim != 2:
+    if len(first.input.shape) != 2:
         return f"the first layer, {name}, is applied at many positions"
-    if first.input.shape != as_rows(x).shape or not torch.equal(first.input, as_rows(x)):
-        return f"the input reaches the first layer, {name}, changed"
     if sum(use.weight == first.weight for use in uses) > 1:
         return f"the weight of the first layer, {name}, is used more than once"
     return ""
+
+
+def _name_of(ctx: Context, weight: str) -> str:
+    """Name of the layer with a weight."""
+    return next((layer.name for layer in ctx.network if layer.weight == weight), weight)
 
 
 def _broken_identity(weight: Tensor, by_input: Tensor, by_layer: Tensor) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from typing import Any, TypeVar
 
-from flatscope.network.program import Structure
+from flatscope.network.program import Program, Structure
 
 T = TypeVar("T")
 
@@ -18,6 +18,7 @@ class KnownFacts:
             plain as it is; None until somebody has asked.
         not_covered: trainable matrices of the plain form that take part in no layer, with what reads them.
         structure: recorded passes; None until somebody has asked.
+        programs: recorded passes of samples of other shapes, by these.
     """
 
     def __init__(self) -> None:
@@ -25,6 +26,7 @@ class KnownFacts:
         self.plain: KnownFacts | None = None
         self.not_covered: dict[str, str] = {}
         self.structure: Structure | None = None
+        self.programs: dict[Hashable, Program] = {}
 
     def once(self, find: Callable[..., T], *subject: Any, **options: Any) -> T:
         """`find(*subject, **options)`, computed once whatever the subject: a problem, or a context of it."""

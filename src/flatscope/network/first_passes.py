@@ -38,6 +38,7 @@ class FirstReading:
 
     Attributes:
         outputs: of the first pass, on the graph of the parameters that it was given.
+        reversed_outputs: of the other, of the same samples in reverse and one more.
         choice: the first operation whose values decide what is computed; empty if none does.
         structure: the recorded passes; None where operations are left out since, so that they have to be read again.
         not_covered: trainable matrices that take part in no layer, with what reads them; None where weights
@@ -45,6 +46,7 @@ class FirstReading:
     """
 
     outputs: Tensor
+    reversed_outputs: Tensor
     choice: str
     structure: Structure | None
     not_covered: dict[str, str] | None
@@ -69,12 +71,13 @@ def read_first_passes(
     if leave_out_dead(model, dead, inputs, lambda raw: [output_tensor(raw)]):
         if decided or survey(model, inputs).changed:
             run_in_plain_words(model)
-        return FirstReading(first.outputs, choice, None, None)
+        return FirstReading(first.outputs, other.outputs, choice, None, None)
     if decided or first.survey.changed:
         run_in_plain_words(model)
     trainable = {name for name, value in params.items() if value.requires_grad}
     not_covered = None if decided else not_covered_if_plain(model, Surveys([first.survey, other.survey]), trainable)
-    return FirstReading(first.outputs, choice, structure_of(first.recording, other.recording), not_covered)
+    structure = structure_of(first.recording, other.recording)
+    return FirstReading(first.outputs, other.outputs, choice, structure, not_covered)
 
 
 def _dead(model: nn.Module, inputs: Inputs) -> Dead:

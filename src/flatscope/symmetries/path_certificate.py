@@ -13,19 +13,22 @@ and a ReLU keeps its state where its input is farther than that from zero. This 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Generator, Tensor, nn
 
 from flatscope.errors import NotApplicable
+from flatscope.limits import STANDARD
 from flatscope.network.jumps import Jumps
 from flatscope.network.layer_calls import LAYER_CALLS
 from flatscope.network.layer_uses import Roles
 from flatscope.network.operations import TABLE
-from flatscope.network.watching import Operation, replay, tensors_in, with_tensors
-from flatscope.params import Params, copied
-from flatscope.samples import Inputs, moved
+from flatscope.network.watching import Operation, address_of, replay, tensors_in, with_tensors
+from flatscope.params import Params, copied, count, on_stacked
+from flatscope.samples import Inputs, copies, moved
 from flatscope.symmetries.basis_paths import PathCoordinates
 from flatscope.symmetries.scaling import rescaled_params
 
@@ -57,44 +60,33 @@ class ActivationCertificate:
         self.prefixes = torch.cat([ground, coordinates.unit_values])
         self.limit = coordinates.nearest_pole
 
-    def worst(self, inputs: Inputs, epsilon: float) -> float:
-        """Largest movement of a ReLU's input relative to its distance from zero; below 1 no ReLU changes state.
-
-        A convex function of ε < `limit` that vanishes at 0.
-        """
-        device = next(iter(self.params.values())).device
-        run = _Run(self, epsilon)
-        with torch.enable_grad():  # what has a gradient and is not known comes from what was not seen
-            replay(self._model, moved(inputs, device, torch.float64), run.follow, run.params)
-        if not run.states:
-            raise NotApplicable("needs a network with ReLUs; this one has none")
-        return run.worst
-
     def radius(self, inputs: Inputs, high: float) -> tuple[float, int]:
-        """The largest ε ≤ high that is certified, to 1e-12, and how many runs it took to find.
+        """The largest ε ≤ high that is certified, to 1e-12, and how many bounds it took to find.
 
         A chord lies above a convex curve, and a ray from the origin through a point of it below, behind that point:
-        where they reach 1 brackets the answer from both sides.
+        where they reach 1 brackets the answer from both sides. The network runs once for all of them.
         """
+        device = next(iter(self.params.values())).device
         try:
-            at_high, runs = self.worst(inputs, high), 1
+            moves = _Movements(self, moved(inputs, device, torch.float64), high)
         except _AtZeroError:
             return 0.0, 1
+        at_high, bounds = moves.worst, 1
         while math.isinf(at_high) and high > 0:  # bounds beyond the range of numbers
             high /= 1e3
-            at_high, runs = self.worst(inputs, high), runs + 1
+            at_high, bounds = moves.at(high), bounds + 1
         if at_high < 1:
-            return high, runs
+            return high, bounds
         low, at_low = 0.0, 0.0
         while high - low > 1e-12 * high:
             middle = low + (high - low) * (1 - at_low) / (at_high - at_low) * (1 - 1e-13)
             if middle <= low:
                 break
-            low, at_low, runs = middle, self.worst(inputs, middle), runs + 1
+            low, at_low, bounds = middle, moves.at(middle), bounds + 1
             if at_low * high > low:  # the ray through the new point is the better upper end
                 high = low / at_low
-                at_high, runs = self.worst(inputs, high), runs + 1
-        return low, runs
+                at_high, bounds = moves.at(high), bounds + 1
+        return low, bounds
 
     def refuse_if_broken(self, coordinates: PathCoordinates, inputs: Inputs, radius: float, draws: Generator) -> None:
         """Refuse a radius at which some random perturbation of the path values changes the state of a ReLU.
@@ -106,71 +98,116 @@ class ActivationCertificate:
             draws: of the perturbations.
         """
         params = {name: value.double() for name, value in coordinates.params.items()}
-        before = self._states(params, inputs)
+        device, points = next(iter(params.values())).device, [params]
         for _ in range(ATTACKS):
-            u = torch.randn(coordinates.count, generator=draws, dtype=torch.float64).to(before[0].device)
+            u = torch.randn(coordinates.count, generator=draws, dtype=torch.float64).to(device)
             for change in (u, -u):
                 moves = coordinates.shift(change * (radius / u.norm()))
-                after = self._states({name: value + moves.get(name, 0.0) for name, value in params.items()}, inputs)
-                if not all(map(torch.equal, before, after)):
-                    got = "a perturbation of that length that changes one"
-                    fix = "Please report the network: an operation in it is not followed as it is"
-                    raise NotApplicable(f"ReLUs that keep their state within {radius:.4g}", got, fix=fix)
+                points.append({name: value + moves.get(name, 0.0) for name, value in params.items()})
+        before, *after = self._states(points, moved(inputs, device, torch.float64))
+        if not all(torch.equal(one, other) for states in after for one, other in zip(before, states, strict=True)):
+            got = "a perturbation of that length that changes one"
+            fix = "Please report the network: an operation in it is not followed as it is"
+            raise NotApplicable(f"ReLUs that keep their state within {radius:.4g}", got, fix=fix)
 
-    def _states(self, params: Params, inputs: Inputs) -> list[Tensor]:
-        found: list[Tensor] = []
+    def _states(self, points: list[Params], inputs: Inputs) -> list[tuple[Tensor, ...]]:
+        """The states of all ReLUs at each of several weights, in as few passes as memory and network allow."""
+        width = max(1, STANDARD.block_memory.least // (8 * count(points[0].values())))
+        found: list[tuple[Tensor, ...]] = []
+        for start in range(0, len(points), width):
+            some = points[start : start + width]
+            stacked = {name: torch.stack([point[name] for point in some]) for name in some[0]}
+            try:
+                states: tuple[Tensor, ...] = on_stacked(partial(self._states_at, inputs), stacked)
+                found += zip(*(state.unbind() for state in states), strict=True)
+            except RuntimeError:  # an operation that does not run on stacked weights
+                found += [self._states_at(inputs, point) for point in some]
+        return found
+
+    def _states_at(self, inputs: Inputs, params: Params) -> tuple[Tensor, ...]:
+        states: list[Tensor] = []
 
         def look(op: Operation) -> Any:
             if op.name in _STATES:
-                found.append(op.tensors[0] > 0)
+                states.append(op.tensors[0] > 0)
             return op.run()
 
         with torch.no_grad():
-            replay(self._model, moved(inputs, next(iter(params.values())).device, torch.float64), look, params)
-        return found
+            replay(self._model, copies(inputs), look, params)
+        return tuple(states)
 
 
 class _AtZeroError(Exception):
     """The input of a ReLU is exactly zero and can move, which it then can at every radius: none is certified."""
 
 
-class _Run:
-    """One forward pass with a bound beside every tensor; tensors without one do not move."""
+class _Movements:
+    """Bounds on how far every tensor of one forward pass moves; tensors without one do not move.
 
-    def __init__(self, of: ActivationCertificate, epsilon: float) -> None:
-        self._of, self._epsilon = of, epsilon
-        self.params = {name: value.detach().requires_grad_() for name, value in of.params.items()}
-        self._roles = Roles(self.params)
+    The pass is run once. Bounds of single operations are kept with it, and give those at any other radius.
+
+    Attributes:
+        worst: largest movement of a ReLU's input relative to its distance from zero; below 1 no ReLU changes state. A
+            convex function of ε < `limit` that vanishes at 0.
+    """
+
+    def __init__(self, of: ActivationCertificate, inputs: Inputs, epsilon: float) -> None:
+        self._of, self._epsilon, self.worst = of, epsilon, 0.0
+        params = {name: value.detach().requires_grad_() for name, value in of.params.items()}
+        self._roles = Roles(params)
         still = torch.zeros((), dtype=torch.float64)
-        self._bounds = {value: still.to(value.device).expand(value.shape) for value in self.params.values()}
+        self._weights = {value: still.to(value.device).expand(value.shape) for value in params.values()}
+        self._bounds = dict(self._weights)
         self._jumps = Jumps(self._bounds, "no radius")
-        self.worst, self.states = 0.0, 0
+        self._steps: list[Callable[[], None]] = []
+        self._states = 0
+        with torch.enable_grad():  # what has a gradient and is not known comes from what was not seen
+            replay(of._model, inputs, self._follow, params)
+        if not self._states:
+            raise NotApplicable("needs a network with ReLUs; this one has none")
 
-    def follow(self, op: Operation) -> Any:
+    def at(self, epsilon: float) -> float:
+        """The largest relative movement at another radius."""
+        self._epsilon, self.worst = epsilon, 0.0
+        self._bounds.clear()
+        self._bounds |= self._weights
+        for step in self._steps:
+            step()
+        return self.worst
+
+    def _follow(self, op: Operation) -> Any:
         """Run one operation and bound how far its result moves."""
         if self._jumps.answers(op) and op.name not in LAYER_CALLS:
             return self._jumps.follow(op)
         for place in filter(None, map(self._jumps.place, op.tensors)):
             self._jumps.refuse(place)
-        before = op.tensors[0].clone() if op.name in _STATES else None  # it may be overwritten in place
-        old = [self._bound(tensor) for tensor in op.tensors]
+        is_layer, is_state = op.name in LAYER_CALLS, op.name in _STATES
+        # What it receives may be overwritten in place, by itself or later.
+        received = op.tensors[0].detach().clone() if is_state else None
+        size = op.layer_arguments()["input"].detach().abs() if is_layer else None
         result = op.run()
         self._jumps.note(op, result)
         outcomes = [tensor for tensor in tensors_in(result) if tensor.is_floating_point()]
-        if op.name in LAYER_CALLS:
-            self._bounds[outcomes[0]] = self._layer_bound(op)
-        elif before is not None:
-            self.states += 1
-            self._bounds[outcomes[0]] = self._state_bound(op, before, old[0])
-        elif outcomes and any(bool(bound.any()) for bound in old):
-            self._bounds.update(zip(outcomes, tensors_in(self._plain_bound(op, old)), strict=False))
+        step: Callable[[], None]
+        if size is not None:
+            step = partial(self._bound_layer, outcomes[0], op, size)
+        elif received is not None:
+            self._states += 1
+            step = partial(self._bound_state, outcomes[0], op, received)
+        elif op.name == "setitem":
+            self._jumps.wrote(op, op.tensors[0])
+            step = partial(self._bound_written_entries, op)
+        else:
+            step = partial(self._bound_others, outcomes, op)
+        self._steps.append(step)
+        step()
         return result
 
     def _bound(self, tensor: Tensor) -> Tensor:
         return self._bounds[tensor] if tensor in self._bounds else torch.zeros_like(tensor)
 
     @torch.no_grad()
-    def _layer_bound(self, op: Operation) -> Tensor:
+    def _bound_layer(self, outcome: Tensor, op: Operation, size: Tensor) -> None:
         kind, order = LAYER_CALLS[op.name]
         if kind == "lookup":
             raise NotApplicable(f"needs inputs of real numbers; {op.place} looks words up in a table")
@@ -185,22 +222,23 @@ class _Run:
         per_value = torch.where(prefix.isinf(), 1.0, 1 / (prefix - self._epsilon))
         relative = self._epsilon / (prefix - self._epsilon)  # 0 for the ground
         bound, free = self._bound(signal), self._of.free[layer.weight]
-        reach = signal.abs() + bound
+        reach = size + bound
 
         def apply(matrix: Tensor, vector: Tensor) -> Tensor:
             result: Tensor = op.function(**{**given, "weight": matrix, "input": vector, "bias": None})
             return result
 
         own = apply(free, (reach * per_value).square()) + (0.0 if bias is None else 1.0)
-        return (
+        self._bounds[outcome] = (
             self._epsilon * own.sqrt()
             + apply(weight.abs() * free, reach * relative)
             + (apply(weight.abs(), bound) if bool(bound.any()) else 0.0)
         )
 
     @torch.no_grad()
-    def _state_bound(self, op: Operation, before: Tensor, bound: Tensor) -> Tensor:
+    def _bound_state(self, outcome: Tensor, op: Operation, before: Tensor) -> None:
         """A state is safe if the input stays on its side of zero, or cannot move at all."""
+        bound = self._bound(op.tensors[0])
         if bool(((before == 0) & (bound > 0)).any()):
             raise _AtZeroError
         share = torch.where(bound == 0, 0.0, bound / before.abs()).nan_to_num(torch.inf, torch.inf)
@@ -208,7 +246,33 @@ class _Run:
         slope = 0.0
         if op.name == "leaky_relu":
             slope = abs(float(op.named("input", "negative_slope").get("negative_slope", 0.01)))
-        return torch.where(before > 0, bound, slope * bound)
+        self._bounds[outcome] = torch.where(before > 0, bound, slope * bound)
+
+    @torch.no_grad()
+    def _bound_written_entries(self, op: Operation) -> None:
+        """Entries of a tensor are overwritten: none of it moves farther than it did, or than what is written."""
+        target, _, value = op.args
+        if isinstance(value, Tensor) and value.is_floating_point() and bool(self._bound(value).any()):
+            self._bounds[target] = self._bound(target).clamp_min(float(self._bound(value).max()))
+            self._let_views_move(target)
+
+    @torch.no_grad()
+    def _bound_others(self, outcomes: list[Tensor], op: Operation) -> None:
+        old = [self._bound(tensor) for tensor in op.tensors]
+        if outcomes and any(bool(bound.any()) for bound in old):
+            self._bounds.update(zip(outcomes, tensors_in(self._plain_bound(op, old)), strict=False))
+            if op.in_place:
+                self._let_views_move(op.tensors[0])
+
+    def _let_views_move(self, written: Tensor) -> None:
+        """Views of what was written to are written to as well."""
+        address, most = address_of(written), float(self._bounds[written].max())
+        for tensor, bound in self._bounds.items():
+            if tensor is not written and address_of(tensor) == address:
+                self._bounds[tensor] = bound.clamp_min(most)
+
+    def _moved_entry(self, tensor: Tensor) -> Tensor:
+        return self._bound(tensor) if tensor.is_floating_point() else tensor  # places keep their meaning
 
     @torch.no_grad()
     def _plain_bound(self, op: Operation, old: list[Tensor]) -> Any:
@@ -216,7 +280,8 @@ class _Run:
         meaning = TABLE.get(op.name)
         pools = any(op.name.startswith(name) for name in _POOLS)
         if (meaning is not None and meaning.moves) or pools or op.name in ("sum", "mean", "amax"):
-            return op.function(*with_tensors(op.args, self._bound), **with_tensors(op.kwargs, self._bound))
+            args, kwargs = with_tensors((op.args, op.kwargs), self._moved_entry)
+            return op.function(*args, **kwargs)
         if op.name == "pad":
             given = op.named("input", "pad", "mode", "value")
             return nn.functional.pad(old[0], list(given["pad"]), given.get("mode", "constant"))
