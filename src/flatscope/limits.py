@@ -140,6 +140,10 @@ class Limits:
     # Changes of the weights that one sweep predicts, and those that are measured between two looks at the clock.
     predicted_together: int = 1024
     measured_together: int = 32
+    # Random columns of the first pass that predicts rises: every sample has its own, so that few tell their error. They
+    # end where their error is at most this share of the one over samples: they then add 3 % to it.
+    predicting_draws: int = 4
+    noise_share: float = 0.25
     # Products for the traces of layers that columns do not give: these only rank the layers.
     ranking_products: int = 256
     # Relative error of the diagonal by which pruning ranks weights: their values span many orders of magnitude.

@@ -328,27 +328,53 @@ def test_a_plain_loop_over_the_file_gives_the_rounded_weights(tmp_path: Path) ->
     assert not torch.equal(state["0.weight"], model.state_dict()["0.weight"])
 
 
-def test_many_classes_are_sampled_with_an_error_that_holds() -> None:
+def many_classes(alike: bool = False) -> fs.Problem:
+    """Sixty classes; all samples the same one if `alike`, so that none of the error is over them."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 60)).double()
         x, y = torch.randn(40, 6).double(), torch.randint(60, (40,))
-    problem = fs.Problem(model, train=(x, y))
-    exact = fs.sensitivity(problem, bits=(3,), sparsity=(), precision=0).to_frame()
-    drawn = fs.sensitivity(problem, bits=(3,), sparsity=(), precision=0.2).to_frame()
-    assert drawn["way"].str.startswith("sampled").all()
+    return fs.Problem(model, train=(x[:1].repeat(40, 1), y[:1].repeat(40)) if alike else (x, y))
+
+
+def test_draws_add_little_to_the_error_over_samples() -> None:
+    problem = many_classes()
+    exact = fs.sensitivity(problem, bits=(2,), sparsity=(), precision=0).to_frame()
     assert exact["way"].str.startswith("exact").all()
-    np.testing.assert_allclose(drawn["predicted"], exact["predicted"], rtol=0.5)
-    assert (drawn["predicted"] != exact["predicted"]).all()
+    gaps = []
+    for seed in range(20):
+        drawn = fs.sensitivity(problem, bits=(2,), sparsity=(), seed=seed, trapezoid=False).to_frame()
+        assert drawn["way"].str.startswith("sampled").all()
+        np.testing.assert_allclose(drawn["predicted_stderr"], exact["predicted_stderr"], rtol=0.25)
+        gaps.append((drawn["predicted"] - exact["predicted"]) / drawn["predicted_stderr"])
+        assert (abs(drawn["by_trace"] - exact["by_trace"]) < 5 * drawn["by_trace_stderr"]).all()
+    apart = np.stack(gaps)
+    assert 0.01 < apart.std() < 0.35  # a quarter of the error is what they may add
+    assert abs(apart.mean()) < 4 * 0.25 / len(gaps) ** 0.5
 
 
 def test_all_columns_are_taken_where_draws_would_cost_more() -> None:
+    found = fs.sensitivity(many_classes(alike=True), bits=(3,), sparsity=(), precision=0.01).to_frame()
+    assert found["way"].str.startswith("exact").all()
+
+
+def test_traces_of_curved_layers_come_from_random_signs() -> None:
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 60)).double()
-        x, y = torch.randn(40, 6).double(), torch.randint(60, (40,))
-    found = fs.sensitivity(fs.Problem(model, train=(x, y)), bits=(3,), sparsity=(), precision=0.01).to_frame()
-    assert found["way"].str.startswith("exact").all()
+        model = nn.Sequential(nn.Linear(20, 30), nn.GELU(), nn.Linear(30, 30), nn.GELU(), nn.Linear(30, 3)).double()
+        x, y = torch.randn(200, 20).double(), torch.randint(3, (200,))
+    problem = fs.Problem(model, train=(x, y))
+    given = {"bits": (4,), "sparsity": (), "trapezoid": False}
+    exact = fs.sensitivity(problem, **given, precision=0).to_frame().iloc[:2]
+    gaps, ratios = [], []
+    for seed in range(40):
+        drawn = fs.sensitivity(problem, **given, seed=seed).to_frame().iloc[:2]
+        np.testing.assert_allclose(drawn["predicted"], exact["predicted"], rtol=1e-9)
+        ratios.append(drawn["by_trace"] / exact["by_trace"])
+        gaps.append((drawn["by_trace"] - exact["by_trace"]) / drawn["by_trace_stderr"])
+    apart = np.stack(gaps)
+    assert 0.3 < apart.std() < 2
+    assert np.stack(ratios).mean() == pytest.approx(1, abs=0.2)
 
 
 def test_zero_layers_huge_weights_and_half_precision() -> None:

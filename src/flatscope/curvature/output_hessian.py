@@ -36,6 +36,12 @@ class Columns:
         paired = values.reshape(-1, 2, *values.shape[1:])
         return Columns(values, _alternating(paired), pairs)
 
+    def after(self, column: Tensor) -> Columns:
+        """These columns behind one at the outputs alone, (n, *output)."""
+        signs = None if self.signs is None else torch.cat([torch.ones_like(self.signs[:1]), self.signs])
+        inner = [torch.cat([torch.zeros_like(part[:1]), part]) for part in self.inner]
+        return Columns(torch.cat([column[None].to(self.values), self.values]), signs, inner)
+
 
 class Root(ABC):
     """A root of the output Hessians of a batch of samples."""

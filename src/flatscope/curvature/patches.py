@@ -74,6 +74,32 @@ def weighted_inputs(u: Tensor, v: Tensor, kind: str) -> Tensor:
     return v.reshape(groups, -1, features) @ u
 
 
+def moved_outputs(x: Tensor, moves: Tensor, kind: str, settings: dict[str, Any]) -> Tensor:
+    """Outputs of a layer with several weights in the place of its own, side by side: (n, several · output).
+
+    Args:
+        x: what it receives, samples first.
+        moves: the weights, (several, *weight).
+        kind: of the layer.
+        settings: of its convolution.
+    """
+    several, rows, *rest = moves.shape
+    if kind == "dense":
+        y = functional.linear(x, moves.reshape(several * rows, *rest))  # (n, …, several · out)
+        apart: Tensor = y.unflatten(-1, (several, rows))
+        return apart.movedim(-2, 1).flatten(2)
+    groups, axes = int(settings.get("groups", 1)), len(rest) - 1
+    if kind == "conv":
+        run = (functional.conv1d, functional.conv2d, functional.conv3d)[axes - 1]
+        parts = moves.unflatten(1, (groups, rows // groups)).transpose(0, 1)  # groups stay together
+        y = run(x, parts.reshape(several * rows, *rest), **settings)
+    else:
+        turned = (functional.conv_transpose1d, functional.conv_transpose2d, functional.conv_transpose3d)[axes - 1]
+        y = turned(x, moves.transpose(0, 1).flatten(1, 2), **settings)
+    by_group: Tensor = y.unflatten(1, (groups, several, -1))
+    return by_group.transpose(1, 2).flatten(2)
+
+
 def weight_gradients(u: Tensor, s: Tensor, kind: str) -> Tensor:
     """Per-sample gradients G_c = Σ_t s_t u_tᵀ in the weight's own layout, (n, k, all rows, features).
 

@@ -39,6 +39,12 @@ class Flow:
     back: Tensor | None  # at the input of the only use, (n, k, …), where it was asked for
     signs: Tensor | None  # of the columns, (n, k)
 
+    def behind(self, first: int) -> Flow:
+        """Without the first columns."""
+        columns, signs = [part[:, first:] for part in self.columns], self.signs
+        back = None if self.back is None else self.back[:, first:]
+        return Flow(self.uses, columns, back, None if signs is None else signs[:, first:])
+
     @property
     def weight(self) -> str:
         """Name of the weight."""
@@ -115,6 +121,17 @@ def weight_forms(flow: Flow, u: Tensor, s: Tensor, weight: Tensor) -> Forms:
         trace, relative = _by_overlaps(u[:, 0], s[:, :, 0], matrix)
         return Forms(trace, relative, along_inputs(flow, u[:, 0], s[:, :, 0], weight))
     return _by_gradients(flow, u, s, weight, matrix)
+
+
+def gradient_squares(flow: Flow, weight: Tensor) -> Tensor:
+    """‖G‖² of each sample and column, (n, k)."""
+    u, s = matrices(flow, weight)
+    if _one_position(flow, s):
+        return u[:, 0, :, 0].square().sum(1, keepdim=True) * s[:, :, 0, :, 0].square().sum(2)
+    if by_positions(flow.uses, weight, s.shape[1]):
+        u, s = u[:, 0], s[:, :, 0]
+        return (over_pairs(s, u.mT @ u) * s).sum((2, 3))
+    return torch.cat([gradients.square_().flatten(2).sum(2) for _, gradients in _formed(flow, u, s, weight)])
 
 
 def _one_position(flow: Flow, s: Tensor) -> bool:

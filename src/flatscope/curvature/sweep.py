@@ -152,6 +152,7 @@ def backpropagated(
     width: int,
     draws: range | None = None,
     places: Places = NO_PLACES,
+    gradient: bool = False,
 ) -> Iterator[Iterator[Flow]]:
     """For each block of columns, what flows through every layer that they cover, layer by layer.
 
@@ -163,6 +164,7 @@ def backpropagated(
         width: columns of a block.
         draws: numbers of the random columns; None for all columns.
         places: curved operations, at whose inputs random columns have parts too.
+        gradient: whether the first column of the first block is the gradient of each sample's loss.
     """
     inputs, targets = batch
     rule = CurvedRecorder(places)
@@ -189,19 +191,27 @@ def backpropagated(
             partial(Signs(ctx.seed, STREAM).draw, numbers, size=root.width, dtype=outputs.dtype),
             local,
         )
+    slope = _slope(ctx, outputs, targets) if gradient else None
     for block in blocks:
-        yield _flows(ctx, given, len(targets), groups, block)
+        yield _flows(ctx, given, len(targets), groups, block if slope is None else block.after(slope))
+        slope = None
 
 
 def gradient_flows(ctx: Context, batch: Batch, not_covered: dict[str, str]) -> Iterator[Flow]:
     """Flows through the layers of a single column: the gradient of every sample's loss."""
     inputs, targets = batch
     _, outputs, uses = recorded_forward(ctx, inputs)
+    groups = _covered_uses(ctx, uses, not_covered, len(targets))
+    column = Columns(_slope(ctx, outputs, targets)[None])
+    return _flows(ctx, [outputs], len(targets), groups, column) if groups else iter(())
+
+
+def _slope(ctx: Context, outputs: Tensor, targets: Tensor) -> Tensor:
+    """Gradients of the samples' losses at the outputs."""
     leaf = outputs.detach().requires_grad_()
     with torch.enable_grad():
         (slope,) = torch.autograd.grad(ctx.problem.loss(leaf, targets).sum(), leaf)
-    groups = _covered_uses(ctx, uses, not_covered, len(targets))
-    return _flows(ctx, [outputs], len(targets), groups, Columns(slope[None])) if groups else iter(())
+    return slope
 
 
 def _covered_uses(ctx: Context, uses: list[LayerUse[Tensor]], not_covered: dict[str, str], n: int) -> ByWeight:

@@ -17,40 +17,49 @@ from torch import Tensor
 from flatscope.context import Context
 from flatscope.curvature.memory import in_batches
 from flatscope.curvature.operators import batch_size
-from flatscope.curvature.route import find_not_covered
+from flatscope.curvature.per_sample_gradients import gradient_squares
+from flatscope.curvature.route import find_not_covered, multiplied_out
 from flatscope.curvature.second_derivative import refuse_wrong_second_derivative
-from flatscope.curvature.sweep import backpropagated, gradient_flows, sweep_plan, sweep_shape
+from flatscope.curvature.sweep import backpropagated, sweep_plan, sweep_shape
 from flatscope.decisions.sample_means import SampleMeans, Uncertain
 from flatscope.decisions.slopes import Steps, along_steps, by_weight
-from flatscope.params import Params
+from flatscope.measures.weight_flatness import layer_trace
+from flatscope.params import Params, count
+from flatscope.registry import Value
 from flatscope.samples import Batch, cut
 from flatscope.sampling import TIME_IS_UP, Sampler, out_of_time, sample_until
+
+TRACE = "trace"
 
 
 @dataclass(frozen=True)
 class Predicted:
-    """Predicted rises by step, and how each was computed."""
+    """Predicted rises by step, how each was computed, and the traces of the blocks by weight."""
 
     rises: dict[Hashable, Uncertain]
     ways: dict[Hashable, str]
+    traces: dict[str, Uncertain]
 
 
 def predicted_rises(ctx: Context, steps: Steps, precision: float) -> Predicted:
-    """The predicted rise of every step, each of which moves one weight.
+    """The predicted rise of every step, each of which moves one weight, and the traces of the weights' blocks.
+
+    The traces come with what predicts the rises, no more precise than that makes them: on the way of columns from the
+    same ones, on that of products from one more change for every group of samples, random signs.
 
     Args:
         ctx: the network, written plainly.
         steps: changes, {weight: Δ} with a single weight.
-        precision: relative standard error of ΔᵀHΔ that random columns have to reach; 0 for all columns.
+        precision: relative standard error of ΔᵀHΔ that random columns have to reach; 0 for all columns, exact traces.
     """
     refuse_wrong_second_derivative(ctx)
     not_covered = find_not_covered(ctx, "hessian")
     by_columns = {key: step for key, step in steps.items() if next(iter(step)) not in not_covered}
     others = {key: step for key, step in steps.items() if key not in by_columns}
-    found = _by_columns(ctx, by_columns, precision) if by_columns else Predicted({}, {})
-    more = _by_products(ctx, others)
+    found = _by_columns(ctx, by_columns, precision) if by_columns else Predicted({}, {}, {})
+    more, traces = _by_products(ctx, others, precision)
     ways = {key: f"second derivative along it: {not_covered[next(iter(step))]}" for key, step in others.items()}
-    return Predicted(found.rises | more, found.ways | ways)
+    return Predicted(found.rises | more, found.ways | ways, found.traces | traces)
 
 
 def _by_columns(ctx: Context, steps: Steps, precision: float) -> Predicted:
@@ -63,6 +72,8 @@ def _by_columns(ctx: Context, steps: Steps, precision: float) -> Predicted:
 class QuadraticDraws(Sampler[Predicted]):
     """Random columns by which the rises of steps are predicted; every look takes all of them again.
 
+    A rise has an error over the samples, whatever the draws: they end where they hardly add to it, if not before.
+
     Args:
         ctx: the network.
         steps: changes of single weights.
@@ -70,9 +81,8 @@ class QuadraticDraws(Sampler[Predicted]):
 
     def __init__(self, ctx: Context, steps: Steps) -> None:
         self._ctx, self._steps, self._limits = ctx, steps, ctx.effort.limits
-        self.first_look = self._limits.settled_draws
-        self._rises: dict[Hashable, Uncertain] = {}
-        self._error = 0.0
+        self.first_look = self._limits.predicting_draws
+        self._found = Swept({}, {}, {})
 
     @property
     def most(self) -> float:
@@ -82,13 +92,17 @@ class QuadraticDraws(Sampler[Predicted]):
     def draw_until(self, number: int) -> str:
         """Pass over the data once, with so many draws."""
         self.taken = min(number, self._limits.most_draws)
-        self._rises, self._error = _swept(self._ctx, self._steps, self.taken)
+        self._found = _swept(self._ctx, self._steps, self.taken)
         return TIME_IS_UP if out_of_time(self._ctx) else ""
 
     def relative_errors(self, precision: float) -> list[float]:
-        """The largest relative standard error of the steps."""
-        del precision
-        return [self._error]
+        """Standard errors by the draws: relative to ΔᵀHΔ, or to the error over samples of which they are a share."""
+        share, found = self._limits.noise_share, self._found
+        known = (
+            (noise, max(abs(value), 2 * found.rises[key].stderr * share / precision))
+            for key, (value, noise) in found.quadratics.items()
+        )
+        return [noise / size if size else 0.0 for noise, size in known]
 
     def exact(self, needed: float) -> Predicted | None:
         """All columns, where they are no more than those of the draws that are needed."""
@@ -97,7 +111,8 @@ class QuadraticDraws(Sampler[Predicted]):
 
     def all_columns(self) -> Predicted:
         """Without draws."""
-        return Predicted(_swept(self._ctx, self._steps, None)[0], dict.fromkeys(self._steps, "exact: all columns"))
+        found = _swept(self._ctx, self._steps, None)
+        return Predicted(found.rises, dict.fromkeys(self._steps, "exact: all columns"), found.traces)
 
     def next_look(self, needed: float) -> int:
         """Somewhat more draws than seem to be needed: nothing is kept of those before."""
@@ -105,34 +120,57 @@ class QuadraticDraws(Sampler[Predicted]):
 
     def result(self, ended: str) -> Predicted:
         """The rises, with what is missing from the precision in the words."""
-        missed = f", {self._error:.2g} relative" if ended else ""
-        return Predicted(self._rises, dict.fromkeys(self._steps, f"sampled, {self.taken} draws{missed}"))
+        missed = ""
+        if ended:
+            worst = max(noise / abs(value) if value else 0.0 for value, noise in self._found.quadratics.values())
+            missed = f", {worst:.2g} relative"
+        ways = dict.fromkeys(self._steps, f"sampled, {self.taken} draws{missed}")
+        return Predicted(self._found.rises, ways, self._found.traces)
 
 
-def _swept(ctx: Context, steps: Steps, draws: int | None) -> tuple[dict[Hashable, Uncertain], float]:
-    """Predicted rises from all columns or from draws, and the largest relative error that the draws leave."""
+@dataclass(frozen=True)
+class Swept:
+    """Sums over columns: predicted rises and ΔᵀHΔ (with the error that draws leave) by step, traces by weight."""
+
+    rises: dict[Hashable, Uncertain]
+    quadratics: dict[Hashable, Uncertain]
+    traces: dict[str, Uncertain]
+
+
+def _swept(ctx: Context, steps: Steps, draws: int | None) -> Swept:
+    """Predicted rises and traces from all columns, or from draws."""
     of_weight = by_weight(steps)
     others = dict.fromkeys(ctx.params.keys() - of_weight.keys(), "")
     shape = ctx.cached(sweep_shape)
     columns = shape.columns if draws is None else draws * shape.per_draw
 
     def work(batch: Batch, numbers: Tensor, width: int) -> dict[Hashable, Tensor]:
-        """By step, of every sample: slope, sum over columns (or mean over draws) of ⟨G, Δ⟩², and its variance."""
-        n = len(batch[1])
-        parts = {key: torch.zeros(3, n, dtype=torch.float64, device=numbers.device) for key in steps}
-        for flow in gradient_flows(ctx, batch, others):
-            for key, along in along_steps(ctx, flow, of_weight, steps):
-                parts[key][0] += along[:, 0]
+        """By step, of every sample: slope, sum over columns (or mean over draws) of ⟨G, Δ⟩², its variance; ‖G‖²."""
+        n, first = len(batch[1]), 1  # column of the gradient, in front of the first block
+        keys = [*steps, *((TRACE, weight) for weight in of_weight)]
+        parts = {key: torch.zeros(3, n, dtype=torch.float64, device=numbers.device) for key in keys}
+
+        def add(key: Hashable, squares: Tensor, signs: Tensor | None) -> None:
+            squares = squares.double() if signs is None else squares.double() * signs
+            if draws is not None:
+                squares = squares.reshape(n, -1, shape.per_draw).sum(2)
+            parts[key][1] += squares.sum(1)
+            parts[key][2] += squares.square().sum(1)
+
         drawn = None if draws is None else range(draws)
         block = width if draws is None else max(width // shape.per_draw, 1) * shape.per_draw
-        for flows in backpropagated(ctx, batch, numbers, others, block, drawn):
+        for flows in backpropagated(ctx, batch, numbers, others, block, drawn, gradient=True):
             for flow in flows:
+                if flow.kind == "batchnorm":
+                    continue
+                behind = flow.behind(first)
                 for key, along in along_steps(ctx, flow, of_weight, steps):
-                    squares = along.square() if flow.signs is None else along.square() * flow.signs
-                    if draws is not None:
-                        squares = squares.reshape(n, -1, shape.per_draw).sum(2)
-                    parts[key][1] += squares.sum(1)
-                    parts[key][2] += squares.square().sum(1)
+                    if first:
+                        parts[key][0] += along[:, 0]
+                    add(key, along[:, first:].square(), behind.signs)
+                if flow.weight in of_weight:
+                    add((TRACE, flow.weight), gradient_squares(behind, ctx.params[flow.weight]), behind.signs)
+            first = 0
         if draws is not None:
             for part in parts.values():
                 part[1] /= draws
@@ -146,34 +184,61 @@ def _swept(ctx: Context, steps: Steps, draws: int | None) -> tuple[dict[Hashable
             quadratic.add(key, curved)
             variance.add(key, noise)
     n = ctx.problem.n_train
-    ctx.count("forward", 2 * n)
+    ctx.count("forward", n)
     ctx.count("backward", (1 + columns) * n)
     ranks = ctx.problem.ranks
-    rises, curved_means = means.estimates(ranks), quadratic.estimates(ranks)
-    errors = [0.0]
-    if draws is not None:
-        noise = variance.estimates(ranks)
-        for key, mean in curved_means.items():
-            error = math.sqrt(noise[key].value / n)
-            errors.append(error / abs(mean.value) if mean.value else 0.0)
-    return rises, max(errors)
+    rises, curved_means, noise = means.estimates(ranks), quadratic.estimates(ranks), variance.estimates(ranks)
+    return Swept(
+        {key: rises[key] for key in steps},
+        {key: Uncertain(curved_means[key].value, math.sqrt(noise[key].value / n)) for key in steps},
+        {weight: curved_means[TRACE, weight] for weight in of_weight},
+    )
 
 
-def _by_products(ctx: Context, steps: Steps) -> dict[Hashable, Uncertain]:
-    """Predicted rises by differentiating the gradient along each step, a group of samples at a time."""
+def _by_products(
+    ctx: Context, steps: Steps, precision: float
+) -> tuple[dict[Hashable, Uncertain], dict[str, Uncertain]]:
+    """Predicted rises and traces by differentiating the gradient along each step, a group of samples at a time."""
     if not steps:
-        return {}
-    means, names = SampleMeans(), sorted({next(iter(step)) for step in steps.values()})
-    size = group_size(ctx)
+        return {}, {}
+    names = sorted({next(iter(step)) for step in steps.values()})
+    exact = _exact_traces(ctx, names, precision)
+    generator = ctx.generator("signs of traces")
+    means, size = SampleMeans(), group_size(ctx)
     for inputs, targets in ctx.share(size=size):
         for start in range(0, len(targets), size):
             batch = cut(inputs, start, start + size), targets[start : start + size]
-            for key, rise in _group_rises(ctx, batch, steps, names):
-                means.add(key, rise.reshape(1), len(batch[1]))
+            signs = {} if exact else {(TRACE, name): {name: _signs(ctx.params[name], generator)} for name in names}
+            for key, slope, curved in _group_rises(ctx, batch, {**steps, **signs}, names):
+                means.add(key, (curved if key in signs else slope + 0.5 * curved).reshape(1), len(batch[1]))
     n = ctx.problem.n_train
-    for kind, passes in (("forward", 1), ("curvature", len(steps))):
+    for kind, passes in (("forward", 1), ("curvature", len(steps) + (0 if exact else len(names)))):
         ctx.count(kind, passes * n)
-    return means.estimates(ctx.problem.ranks)
+    found = means.estimates(ctx.problem.ranks)
+    traces = exact or {name: found[TRACE, name] for name in names}
+    return {key: found[key] for key in steps}, traces
+
+
+def _exact_traces(ctx: Context, names: Collection[str], precision: float) -> dict[str, Uncertain]:
+    """Traces without draws where these are asked for, or few weights make them cheap; none otherwise."""
+    directions = count(ctx.params[name] for name in names)
+    if not multiplied_out(ctx, names, directions, precision):
+        return {}
+    found = ctx.cached(layer_trace, most_products=ctx.effort.limits.ranking_products)
+    values = {layer.weight: found[layer.name] for layer in ctx.network if layer.weight in names}
+    return {name: _uncertain(value) for name, value in values.items()}
+
+
+def _uncertain(value: Value) -> Uncertain:
+    """The value, with the errors of estimator and samples together."""
+    errors = [value.stderr, value.data_stderr]
+    known = [float(error) for error in errors if error is not None and not math.isnan(float(error))]
+    return Uncertain(float(value.value), math.hypot(*known) if value.data_stderr is not None else math.nan)
+
+
+def _signs(like: Tensor, generator: torch.Generator) -> Tensor:
+    """Random signs in the shape of a weight."""
+    return (2.0 * torch.randint(2, like.shape, generator=generator) - 1.0).to(like)
 
 
 def group_size(ctx: Context) -> int:
@@ -181,7 +246,10 @@ def group_size(ctx: Context) -> int:
     return max(1, min(batch_size(ctx), ctx.problem.batch_size, ctx.problem.n_train // ctx.effort.limits.error_groups))
 
 
-def _group_rises(ctx: Context, batch: Batch, steps: Steps, names: Collection[str]) -> Iterator[tuple[Hashable, Tensor]]:
+def _group_rises(
+    ctx: Context, batch: Batch, steps: Steps, names: Collection[str]
+) -> Iterator[tuple[Hashable, Tensor, Tensor]]:
+    """Sums over the samples of gᵀΔ and ΔᵀHΔ by step."""
     gradients, leaves = sum_gradients(ctx, batch, names)
     for key, step in steps.items():
         ((name, delta),) = step.items()
@@ -190,7 +258,7 @@ def _group_rises(ctx: Context, batch: Batch, steps: Steps, names: Collection[str
         if slope.requires_grad:
             (product,) = torch.autograd.grad(slope, leaves[name], retain_graph=True, materialize_grads=True)
             curved = (product.double() * delta.to(product).double()).sum()
-        yield key, slope.detach().double() + 0.5 * curved
+        yield key, slope.detach().double(), curved
 
 
 def sum_gradients(ctx: Context, batch: Batch, names: Collection[str]) -> tuple[Params, Params]:

@@ -25,12 +25,10 @@ from flatscope.decisions.sensitivity import COLUMNS, Sensitivity
 from flatscope.decisions.slopes import Steps
 from flatscope.errors import InputError, NotApplicable, differentiated_twice
 from flatscope.isolation import own_settings
-from flatscope.measures.weight_flatness import layer_trace
 from flatscope.network.layers import Layer
 from flatscope.params import norm
 from flatscope.problem import Problem
 from flatscope.progress import Advance, progress
-from flatscope.registry import Value
 from flatscope.result import columns_of
 from flatscope.sampling import out_of_time
 
@@ -110,7 +108,6 @@ def _sensitivity(
     chosen = _chosen(ctx, layers)
     tasks = [Task(layer, change) for layer in chosen for change in changes]
     scores, slope = ctx.scores(), norm(ctx.gradient())  # before the time of a budget goes to what may be left out
-    traces, no_trace = None, ""
     rows: list[dict[str, Any]] = []
     with progress("Measuring layers", total=len(tasks), lines=True) as advance:
         for group in _groups(ctx, tasks):
@@ -120,14 +117,11 @@ def _sensitivity(
             predicted, no_prediction = None, ""
             if steps:
                 predicted, no_prediction = _tried(partial(predicted_rises, ctx, steps, effort.precision))
-            if steps and traces is None and not no_trace:
-                traces, no_trace = _tried(partial(_traces, ctx))
             for task in group:
                 if task.key not in steps:
                     rows.append(_row(ctx, task, reason=LATE))
                     continue
-                by_trace = _by_trace((traces or {}).get(task.layer.name), steps[task.key][task.layer.weight])
-                rows.append(_row(ctx, task, rises, predicted, by_trace, no_prediction or no_trace))
+                rows.append(_row(ctx, task, rises, predicted, steps[task.key][task.layer.weight], no_prediction))
     places = {layer.weight: _place_text(whole, ctx.params[layer.weight], layer) for layer in chosen}
     rows = [{**row, "weight": places[row["weight"]]} for row in rows]
     meta = {
@@ -208,10 +202,6 @@ def _saliency_diagonals(ctx: Context) -> dict[str, Tensor]:
     return output_diagonals(ctx, names, "gauss_newton", precision).values
 
 
-def _traces(ctx: Context) -> dict[str, Value]:
-    return ctx.cached(layer_trace, most_products=ctx.effort.limits.ranking_products)
-
-
 def _tried(work: Any) -> tuple[Any, str]:
     """Result and no reason, or None and the reason of a failure, so that earlier measurements are not lost."""
     try:
@@ -221,15 +211,10 @@ def _tried(work: Any) -> tuple[Any, str]:
         return None, str(problem)
 
 
-def _by_trace(trace: Value | None, step: Tensor) -> Uncertain:
+def _by_trace(trace: Uncertain, step: Tensor) -> Uncertain:
     """½ (Tr H / n) ‖Δ‖² (HAWQ-V2), with the errors of estimator and samples together."""
-    if trace is None:
-        return NOTHING
     factor = 0.5 * float(step.double().square().sum()) / step.numel()
-    errors = [trace.stderr, trace.data_stderr]
-    known = [float(error) for error in errors if error is not None and not math.isnan(float(error))]
-    spread = math.hypot(*known) if trace.data_stderr is not None else math.nan
-    return Uncertain(factor * float(trace.value), factor * spread)
+    return Uncertain(factor * trace.value, factor * trace.stderr)
 
 
 def _place_text(whole: Context, value: Tensor, layer: Layer) -> str:
@@ -243,13 +228,14 @@ def _row(
     task: Task,
     rises: Rises | None = None,
     predicted: Predicted | None = None,
-    by_trace: Uncertain = NOTHING,
+    step: Tensor | None = None,
     reason: str = "",
 ) -> dict[str, Any]:
     key, rises = task.key, rises or {}
+    trace = predicted.traces.get(task.layer.weight) if predicted else None
     numbers = {
         "predicted": predicted.rises[key] if predicted else NOTHING,
-        "by_trace": by_trace,
+        "by_trace": NOTHING if step is None or trace is None else _by_trace(trace, step),
         "by_trapezoid": rises.get((key, "trapezoid"), NOTHING),
         "measured": rises.get((key, "rise"), NOTHING),
         "error_change": rises.get((key, "error"), NOTHING),

@@ -13,8 +13,8 @@ from torch.autograd import forward_ad as untyped_forward_ad
 from flatscope.context import Context
 from flatscope.curvature.coverage import not_covered_by_uses
 from flatscope.curvature.memory import fitted
-from flatscope.curvature.patches import weighted_inputs
-from flatscope.curvature.per_sample_gradients import Flow, matrices
+from flatscope.curvature.patches import moved_outputs
+from flatscope.curvature.per_sample_gradients import Flow
 from flatscope.curvature.sweep import gradient_flows, sweep_plan
 from flatscope.errors import NotApplicable
 from flatscope.params import Params
@@ -39,12 +39,14 @@ def along_steps(
     """
     if flow.weight not in of_weight or flow.kind == "batchnorm":
         return
-    weight = ctx.params[flow.weight]
-    u, s = matrices(flow, weight)  # (n, g, features, t), (n, k, g, rows, t)
-    for key in of_weight[flow.weight]:
-        delta = steps[key][flow.weight].to(u)
-        moved = weighted_inputs(u, delta, flow.kind)
-        yield key, torch.einsum("nkgrt,ngrt->nk", s, moved).double()
+    keys = of_weight[flow.weight]
+    moves = torch.stack([steps[key][flow.weight] for key in keys])
+    total: Tensor | float = 0.0
+    for use, columns in zip(flow.uses, flow.columns, strict=True):
+        x = use.input.detach()
+        moved = moved_outputs(x, moves.to(x), use.kind, use.settings)  # (n, several, …)
+        total = total + columns.flatten(2) @ moved.mT
+    yield from zip(keys, total.double().unbind(2), strict=True)  # type: ignore[union-attr]
 
 
 def by_weight(steps: Steps) -> dict[str, list[Hashable]]:

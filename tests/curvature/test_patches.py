@@ -1,0 +1,41 @@
+"""Outputs of several weights side by side against the layer run with each of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from flatscope.curvature.patches import moved_outputs
+
+pytestmark = pytest.mark.fast
+LAYERS: dict[str, tuple[str, Any, tuple[int, ...], tuple[int, ...], dict[str, Any]]] = {
+    "vectors": ("dense", functional.linear, (5, 4), (3, 4), {}),
+    "sequences": ("dense", functional.linear, (5, 6, 4), (3, 4), {}),
+    "images": ("conv", functional.conv2d, (5, 4, 7, 6), (6, 4, 3, 2), {"stride": 2, "padding": (1, 0)}),
+    "groups": ("conv", functional.conv2d, (5, 4, 7, 7), (6, 2, 3, 3), {"groups": 2, "dilation": 2, "padding": "same"}),
+    "depthwise": ("conv", functional.conv1d, (5, 4, 9), (8, 1, 3), {"groups": 4}),
+    "volumes": ("conv", functional.conv3d, (5, 2, 4, 4, 4), (3, 2, 2, 2, 2), {"padding": 1}),
+    "transposed": (
+        "transposed",
+        functional.conv_transpose2d,
+        (5, 4, 5, 5),
+        (4, 3, 3, 3),
+        {"stride": 2, "output_padding": 1, "groups": 2},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_outputs_of_several_weights_stand_side_by_side(name: str) -> None:
+    kind, run, inputs, weight, settings = LAYERS[name]
+    x, moves = torch.randn(inputs, dtype=torch.float64), torch.randn(3, *weight, dtype=torch.float64)
+    found = moved_outputs(x, moves, kind, settings)
+
+    def alone(move: Tensor) -> Tensor:
+        return run(x, move, **settings).flatten(1)
+
+    torch.testing.assert_close(found, torch.stack([alone(move) for move in moves], dim=1))
