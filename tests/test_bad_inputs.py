@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, TensorDataset
 
 import flatscope as fs
-from flatscope.cli.output import check_place
+from flatscope.cli.output import check_output_file
 from flatscope.cli.sources import load_model, parse_dtype, parse_model_options, parse_options
 from flatscope.inputs.factories import find_factory
 from flatscope.inputs.loading import load
@@ -393,12 +393,12 @@ def _(tmp: Path) -> None:
 
 @bad("output found unwritable in time", "file/folder/t.json", "is not a folder", "Choose another path")
 def _(tmp: Path) -> None:
-    check_place(below_a_file(tmp) / "t.json", fs.Table.ENDINGS)
+    check_output_file(below_a_file(tmp) / "t.json", fs.Table.ENDINGS)
 
 
 @bad("table of an unknown kind", "ending in .parquet, .json", "t.xlsx")
 def _(tmp: Path) -> None:
-    check_place(tmp / "t.xlsx", fs.Table.ENDINGS)
+    check_output_file(tmp / "t.xlsx", fs.Table.ENDINGS)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)

@@ -26,7 +26,7 @@ from test_cli import run as run  # a fixture
 from torch import nn
 
 import flatscope as fs
-from flatscope.cli.run_population import read_looks
+from flatscope.cli.run_population import read_table_of_looks
 from flatscope.decisions.allocation import Allocation
 from flatscope.disk import MOST_TEXT, read_file, whole_file, write_whole
 from flatscope.errors import InputError, WeightsError
@@ -143,11 +143,11 @@ def test_every_flipped_byte_of_an_exported_table_is_noticed(ending: str, tmp_pat
     _, store = sweep(tmp_path)
     path = tmp_path / f"all{ending}"
     store.export(path)
-    whole, right = path.read_bytes(), read_looks(str(path))
+    whole, right = path.read_bytes(), read_table_of_looks(str(path))
     for place in range(0, len(whole), 3):
         path.write_bytes(whole[:place] + bytes([whole[place] ^ 1 << place % 8]) + whole[place + 1 :])
         try:
-            found = read_looks(str(path))
+            found = read_table_of_looks(str(path))
         except InputError:
             continue
         pd.testing.assert_frame_equal(found, right)
@@ -205,9 +205,9 @@ def test_a_table_that_its_owner_changed_is_read_without_its_checksum(tmp_path: P
     write_whole(path, b"lr,loss_gap\n0.1,1\n", with_sum=True)
     path.write_bytes(b"lr,loss_gap\n0.1,2\n")
     with pytest.raises(InputError, match=r"Remove mine\.csv\.b2sum if you changed"):
-        read_looks(str(path))
+        read_table_of_looks(str(path))
     (tmp_path / "mine.csv.b2sum").unlink()
-    assert read_looks(str(path))["loss_gap"].tolist() == [2]
+    assert read_table_of_looks(str(path))["loss_gap"].tolist() == [2]
 
 
 def test_nullable_and_other_columns_come_back_as_they_were() -> None:

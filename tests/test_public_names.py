@@ -80,7 +80,7 @@ def test_names_for_additions_are_few_and_each_is_explained() -> None:
 
 def test_commands_and_kinds_of_the_report_are_listed() -> None:
     assert set(commands.OF_THE_PAPERS) == {"study"}
-    assert all(commands.declared(name) for name in commands.command_names())
+    assert all(commands.declared_command(name) for name in commands.command_names())
     assert tuple(shown_kinds()) == ORDER
     assert OWN_KINDS.keys() | TRAINING_KINDS.keys() < set(ORDER)
 

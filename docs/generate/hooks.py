@@ -25,7 +25,7 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 from flatscope.registry import declarations
-from flatscope.reports.markup import formula
+from flatscope.reports.markup import formula_as_mathml
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -145,7 +145,7 @@ def on_page_content(html_text: str, page: Page, config: MkDocsConfig, files: Fil
     def drawn(match: re.Match[str]) -> str:
         tag, source = match[1], html.unescape(match[2]).strip()
         block = source.startswith("\\[")
-        made = str(formula(" ".join(source[2:-2].split())))
+        made = str(formula_as_mathml(" ".join(source[2:-2].split())))
         if made.startswith(UNREAD):
             log.warning("%s: formula that cannot be read: %s", page.file.src_uri, source)
         if block:

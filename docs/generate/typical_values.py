@@ -18,7 +18,7 @@ from typing import Any
 import pandas as pd
 
 import flatscope as fs
-from flatscope.cli.run_demo import RUNS, _trained
+from flatscope.cli.run_demo import RUNS, _trained_demo_network
 from flatscope.inputs import load
 from flatscope.registry import declarations
 from flatscope.training import released_population
@@ -67,7 +67,9 @@ def demo(names: list[str]) -> dict[str, dict[str, Any]]:
 def demo_problem(network: str) -> fs.Problem:
     """One of the two networks of the demo, trained."""
     with TemporaryDirectory() as folder:
-        problem, _ = _trained(network, RUNS[network], load("digits", flatten=True, seed=0), 0, Path(folder))
+        problem, _ = _trained_demo_network(
+            network, RUNS[network], load("digits", flatten=True, seed=0), 0, Path(folder)
+        )
     return problem
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from flatscope import FlatscopeError, InputError
-from flatscope.cli.output import check_place, show_error, show_grid, show_note, show_text
+from flatscope.cli.output import check_output_file, show_error, show_grid, show_note, show_text
 from flatscope.errors import DataFileError, UnknownNameError
 from flatscope.extend import numbered
 
@@ -91,7 +91,7 @@ def run(
     failed = []
     chosen = _study_names_matching(names)
     for name in chosen:
-        check_place(out / name / scale / VERDICTS_FILE, (".json",))
+        check_output_file(out / name / scale / VERDICTS_FILE, (".json",))
     _warn_without_gpu(chosen, scale, device)
     how: dict[str, Any] = {"engine": engine, "workers": workers, "address": address, "store": store, "device": device}
     for place, name in enumerate(chosen):
@@ -213,7 +213,7 @@ def export(
     from flatscope_papers.reproduction import claim_frame, load_results, result_at_largest_scale
     from flatscope_papers.study_registry import studies
 
-    check_place(out, EXPORTS)
+    check_output_file(out, EXPORTS)
     folder = _saved_folder(results)
     saved = load_results(folder)
     found = [result for name in studies() if (result := result_at_largest_scale(saved.get(name, {})))]

@@ -421,7 +421,14 @@ def test_whoever_reads_the_first_line_still_gets_the_files(weights: Path, images
 def test_every_function_that_is_a_command_is_in_the_help(run: Run) -> None:
     shown = run("--help").out
     assert all(f" {name} " in shown for name in command_names())
-    others = {"handing", "spread", "command_names", "help_line", "declared", "load_command"}
+    others = {
+        "handing_options_to",
+        "spread_option_bundles",
+        "command_names",
+        "help_line",
+        "declared_command",
+        "load_command",
+    }
     functions = {
         name for name, function in inspect.getmembers(commands, inspect.isfunction)
         if function.__module__ == commands.__name__ and not name.startswith("_")

@@ -15,7 +15,7 @@ from typing import Any, get_type_hints
 import pytest
 
 import flatscope as fs
-from flatscope.cli.commands import command_names, declared, help_line, load_command
+from flatscope.cli.commands import command_names, declared_command, help_line, load_command
 from flatscope.cli.options import (
     CheckpointsOptions,
     CompareCommand,
@@ -111,18 +111,20 @@ BUNDLES = (NetworkOptions, CheckpointsOptions, MeasureOptions, EffortOptions)
 def test_a_field_of_a_bundle_is_all_that_a_new_option_needs() -> None:
     """Every field of the data's bundle reaches `load`, every one of the problem's reaches `Problem`."""
     given = NetworkOptions(model="m", data="digits", flatten=True, data_seed=3, loss="mse", batch_size=7)
-    assert inspect.signature(load).bind(**given.for_load()).arguments["seed"] == 3
-    assert set(given.for_load()) <= set(inspect.signature(load).parameters)
-    assert len(given.for_load()) == len(fields(DataOptions))
-    assert inspect.signature(fs.Problem).bind(None, train=None, **given.for_problem()).arguments["batch_size"] == 7
-    assert len(given.for_problem()) == len(fields(ProblemOptions))
+    assert inspect.signature(load).bind(**given.load_arguments()).arguments["seed"] == 3
+    assert set(given.load_arguments()) <= set(inspect.signature(load).parameters)
+    assert len(given.load_arguments()) == len(fields(DataOptions))
+    assert (
+        inspect.signature(fs.Problem).bind(None, train=None, **given.problem_arguments()).arguments["batch_size"] == 7
+    )
+    assert len(given.problem_arguments()) == len(fields(ProblemOptions))
 
 
 @pytest.mark.parametrize("name", ["measure", "audit", "compare", "landscape", "train"])
 def test_commands_have_the_options_of_the_bundles_and_declare_none_of_them_again(name: str) -> None:
     options = {parameter.name for parameter in load_command(name).params}
     assert {field.name for field in fields(DataOptions)} | {"model", "model_option", "seed"} <= options
-    bundle = next(kind for kind in get_type_hints(declared(name)).values() if is_dataclass(kind))
+    bundle = next(kind for kind in get_type_hints(declared_command(name)).values() if is_dataclass(kind))
     bundled = {field.name for bundle in BUNDLES for field in fields(bundle)}
     # Training has a batch size and a device of its own (one changes values, the other is the CPU unless told), a
     # precision of its steps instead of estimates, and needs neither model nor data where a file describes them.

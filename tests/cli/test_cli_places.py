@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 import flatscope.cli.run_demo as demonstration
 from flatscope.cli.app import app
-from flatscope.cli.output import check_folder, check_place
+from flatscope.cli.output import check_output_file, check_output_folder
 from flatscope.errors import InputError
 
 DIGITS = ["--model", "mlp", "--model-option", "widths=64,4,10", "--data", "digits", "--flatten"]
@@ -19,10 +19,10 @@ PROC = Path("/proc")
 
 def test_trying_leaves_nothing_behind(tmp_path: Path) -> None:
     (tmp_path / "old.json").write_text("kept")
-    check_place(tmp_path / "old.json", (".json",))
-    check_place(tmp_path / "new" / "deeper" / "t.json", (".json",))
-    check_folder(tmp_path)
-    check_folder(tmp_path / "another" / "one")
+    check_output_file(tmp_path / "old.json", (".json",))
+    check_output_file(tmp_path / "new" / "deeper" / "t.json", (".json",))
+    check_output_folder(tmp_path)
+    check_output_folder(tmp_path / "another" / "one")
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("old.json", "kept")]
 
 
@@ -36,16 +36,16 @@ def test_what_cannot_be_written_is_said(tmp_path: Path) -> None:
         (tmp_path / ("n" * 300) / "t.json", "too long"),
     ):
         with pytest.raises(InputError, match=words) as caught:
-            check_place(place, (".json",))
+            check_output_file(place, (".json",))
         assert str(place) in str(caught.value)
     with pytest.raises(InputError, match="is not a folder"):
-        check_folder(tmp_path / "file")
+        check_output_folder(tmp_path / "file")
 
 
 def test_no_folder_is_made_in_the_root() -> None:
     for place in (Path("/flatscope-slip/t.json"), Path("/flatscope-slip/deeper/t.json")):
         with pytest.raises(InputError, match="in / itself"):
-            check_place(place, (".json",))
+            check_output_file(place, (".json",))
 
 
 def test_a_study_without_its_data_says_so_before_any_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

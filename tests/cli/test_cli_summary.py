@@ -22,7 +22,7 @@ from flatscope.cli.run_measure import Fit, show_measured
 from flatscope.context import Context, make_effort
 from flatscope.inputs.loading import load
 from flatscope.registry import declarations
-from flatscope.reports.measured import MANY, captions
+from flatscope.reports.measured import MANY, captions_by_measure
 from flatscope.summarising import summary_of
 
 WIDTHS = ["--model", "mlp", "--model-option", "widths=64,8,10", "--data", "digits", "--flatten", "--train-size", "60"]
@@ -30,9 +30,9 @@ WIDTHS = ["--model", "mlp", "--model-option", "widths=64,8,10", "--data", "digit
 
 def test_every_headline_is_a_measure_with_a_value_for_the_network() -> None:
     known = declarations()
-    assert [name for name in captions() if known[name].per != "network"] == []
-    assert len({known[name].family for name in captions()}) >= 7
-    assert next(iter(captions())) == "gradient_norm"  # whether it is a minimum at all comes first
+    assert [name for name in captions_by_measure() if known[name].per != "network"] == []
+    assert len({known[name].family for name in captions_by_measure()}) >= 7
+    assert next(iter(captions_by_measure())) == "gradient_norm"  # whether it is a minimum at all comes first
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +52,7 @@ def measured() -> tuple[fs.Table, Fit, Context]:
 def printed(monkeypatch: pytest.MonkeyPatch, table: fs.Table, fit: Fit, width: int = 100) -> str:
     screen = Console(width=width, record=True, file=io.StringIO())
     for module in (summary, output):
-        monkeypatch.setattr(module, "console", lambda: screen)
+        monkeypatch.setattr(module, "stdout_screen", lambda: screen)
     show_measured(table, fit)
     return screen.export_text().replace("\N{NO-BREAK SPACE}", " ")
 
@@ -83,8 +83,8 @@ def test_the_summary_comes_first_and_fits_a_hundred_columns(
     train, test = fit.summary.error, fit.summary.test_error
     assert f"{100 * train:.2f} %" in head
     assert f"{100 * (test - train):.2f} %" in head
-    shown = [line.split()[0] for line in head.splitlines() if line.split() and line.split()[0] in captions()]
-    assert shown == [name for name in captions() if name in table.names]
+    shown = [line.split()[0] for line in head.splitlines() if line.split() and line.split()[0] in captions_by_measure()]
+    assert shown == [name for name in captions_by_measure() if name in table.names]
     assert re.search(r"hessian_trace +[\d.]+ +— +— ", head)
     assert re.search(r"kappa_trace_sum +[\d.]+ +✓ +— ", head)
     assert re.search(r"rho_sum +[\d.]+ +✓ +✓ ", head)
@@ -107,7 +107,7 @@ def test_no_name_is_broken_at_eighty_columns(
 
 def test_columns_that_do_not_fit_come_as_another_table(monkeypatch: pytest.MonkeyPatch) -> None:
     screen = Console(width=40, record=True, file=io.StringIO())
-    monkeypatch.setattr(output, "console", lambda: screen)
+    monkeypatch.setattr(output, "stdout_screen", lambda: screen)
     names = ["a_name_of_twenty_one_", "another_of_nineteen"]
     output.show_grid(["measure", *names, "what it is"], [["l2_path_norm", "1.5", "2.5", "some words to be wrapped"]])
     text = screen.export_text()
@@ -214,7 +214,9 @@ def test_the_report_begins_with_the_invariant_headlines(
     table, _, _ = measured
     page = fs.report(table, tmp_path / "r.html").read_text()
     head = page[page.index('id="answer"') : page.index('id="measures"')]
-    invariant = [n for n in captions() if {"layer_scaling", "unit_scaling"} <= declarations()[n].invariant_under]
+    invariant = [
+        n for n in captions_by_measure() if {"layer_scaling", "unit_scaling"} <= declarations()[n].invariant_under
+    ]
     shown = re.findall(r'class="name">(.*?)</span>', head.replace("<wbr>", ""))
     assert shown
     shown = [name.partition("[")[0] for name in shown]

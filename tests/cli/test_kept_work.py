@@ -137,8 +137,8 @@ def test_a_comparison_is_an_answer_one_table_and_few_remarks(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     screen = Console(width=80)
-    monkeypatch.setattr(output, "console", lambda: screen)
-    monkeypatch.setattr(run_compare, "console", lambda: screen)
+    monkeypatch.setattr(output, "stdout_screen", lambda: screen)
+    monkeypatch.setattr(run_compare, "stdout_screen", lambda: screen)
     found = fs.compare({name: small_network(k) for k, name in enumerate(("batch-16", "batch-512"))}, small_data())
     show_comparison(found)
     shown = capsys.readouterr()

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from test_cli import Run
 from test_cli import run as run  # a fixture
 
-from flatscope.cli.run_train import expand
+from flatscope.cli.run_train import expand_training_grid
 from flatscope.errors import InputError, UnknownNameError
 from flatscope.inputs.loading import load
 from flatscope.training.checkpoint import TrainConfig
@@ -141,11 +141,11 @@ def test_own_settings_of_a_trial_come_before_the_grid_and_the_grid_before_the_de
         "grid": {"lr": [2.0, 3.0], "labels": {"random": [0.1]}},
         "trials": [{"name": "a"}, {"name": "b", "lr": 4.0}],
     }
-    trials = expand(content, "here")
+    trials = expand_training_grid(content, "here")
     assert [trial["lr"] for trial in trials] == [2.0, 3.0, 4.0, 4.0]
     assert [trial["name"] for trial in trials] == ["a-0", "a-1", "b-2", "b-3"]
     assert trials[0]["labels"] == {"random": 0.1, "seed": 3}
     with pytest.raises(InputError, match="tables"):
-        expand({"trials": 3}, "here")
+        expand_training_grid({"trials": 3}, "here")
     with pytest.raises(UnknownNameError, match="rate"):
-        expand({"trials": [{"rate": 3}]}, "here")
+        expand_training_grid({"trials": [{"rate": 3}]}, "here")

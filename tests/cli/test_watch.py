@@ -10,7 +10,7 @@ import torch
 from test_cli import Run
 from test_cli import run as run  # a fixture
 
-from flatscope.cli.run_watch import look
+from flatscope.cli.run_watch import moment_of_run
 from flatscope.errors import InputError
 from flatscope.files import from_json_bytes, json_bytes
 from flatscope.inputs.loading import load
@@ -29,7 +29,7 @@ def training(tmp_path: Path) -> Path:
 
 
 def test_a_training_is_seen_by_its_checkpoint(training: Path) -> None:
-    found = look(str(training))
+    found = moment_of_run(str(training))
     assert found.over
     assert found.header[:2] == ["network", "epoch"]
     assert found.rows[0][:2] == ["mine", "3"]
@@ -65,12 +65,12 @@ def test_networks_that_train_at_once_are_seen_by_their_checkpoints(tmp_path: Pat
     data = load("digits", train_size=40, test_size=20, flatten=True)
     trials = [{"name": name, "lr": rate, "epochs": 2} for name, rate in (("slow", 0.01), ("fast", 0.1))]
     train_population(lambda _: torch.nn.Linear(64, 10), trials, data, checkpoint=tmp_path / "checkpoint")
-    found = look(str(tmp_path))
+    found = moment_of_run(str(tmp_path))
     assert [row[:2] for row in found.rows] == [["slow", "2"], ["fast", "2"]]
     assert [name for name, _ in found.items] == ["slow", "fast"]
     assert not found.over
     (tmp_path / "frame.parquet").touch()  # what the command writes at its end
-    assert look(str(tmp_path)).over
+    assert moment_of_run(str(tmp_path)).over
 
 
 def test_a_sweep_is_seen_by_its_store(run: Run, tmp_path: Path) -> None:
@@ -78,7 +78,7 @@ def test_a_sweep_is_seen_by_its_store(run: Run, tmp_path: Path) -> None:
     sweep, store = Sweep.from_dict(plan), Store(tmp_path)
     store.remember(sweep.name, sweep.to_dict())
     store.write(sweep.configs()[0], metrics={"y": 1.0})
-    found = look(str(tmp_path))
+    found = moment_of_run(str(tmp_path))
     assert dict(zip(found.header, found.rows[0], strict=True)) == {
         "sweep": "rates", "trials": "3", "done": "1", "running": "0", "failed": "0", "waiting": "2",
     }  # fmt: skip
@@ -88,4 +88,4 @@ def test_a_sweep_is_seen_by_its_store(run: Run, tmp_path: Path) -> None:
 
 def test_what_is_neither_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="a training or a sweep"):
-        look(str(tmp_path))
+        moment_of_run(str(tmp_path))

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import flatscope as fs
-from flatscope.cli.run_compare import _names
+from flatscope.cli.run_compare import _names_of_checkpoints
 from flatscope.comparing.rankings import close_text, places
 from flatscope.comparing.verdicts import on_a_slope
 from flatscope.network_summary import NetworkSummary
@@ -53,7 +53,7 @@ def test_a_shared_first_place_is_said_in_words() -> None:
     ],
 )
 def test_checkpoints_are_called_by_what_tells_their_paths_apart(paths: list[str], names: list[str]) -> None:
-    assert _names([Path(path) for path in paths], None) == names
+    assert _names_of_checkpoints([Path(path) for path in paths], None) == names
 
 
 def test_an_order_that_hangs_on_one_family_is_too_close_to_call() -> None:

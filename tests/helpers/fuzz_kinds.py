@@ -17,7 +17,7 @@ import torch
 from test_results import made, results, small_data, small_network
 
 import flatscope as fs
-from flatscope.cli.run_population import read_looks
+from flatscope.cli.run_population import read_table_of_looks
 from flatscope.cli.run_train import save_population
 from flatscope.decisions.allocation import Allocation
 from flatscope.disk import read_file, write_whole
@@ -124,7 +124,7 @@ def _population_run(folder: Path) -> None:
 
 
 def _read_population_run(folder: Path) -> str:
-    parts = [repr(read_looks(str(folder / name)).to_csv()) for name in ("frame.csv", "frame.parquet")]
+    parts = [repr(read_table_of_looks(str(folder / name)).to_csv()) for name in ("frame.csv", "frame.parquet")]
     for trial in sorted((folder / "trials").iterdir()):
         parts += [_tensors(read_weights(trial / f"{name}.safetensors")) for name in ("weights", "initial")]
         parts.append(repr([(name, table.to_csv()) for name, table in read_item(f"a={trial}")]))
@@ -209,7 +209,7 @@ def _many_trials(folder: Path, ending: str) -> None:
 
 
 def _exported(folder: Path, ending: str) -> str:
-    read: pd.DataFrame = read_looks(str(folder / f"export{ending}"))
+    read: pd.DataFrame = read_table_of_looks(str(folder / f"export{ending}"))
     return repr([(name, str(kind)) for name, kind in read.dtypes.items()]) + read.to_csv()
 
 

@@ -25,10 +25,10 @@ from flatscope.network_summary import NOT_LOOKED, STANDING, NetworkSummary
 from flatscope.registry import declarations
 from flatscope.reports.figures import history_plots, measured_plots
 from flatscope.reports.items import by_kind
-from flatscope.reports.markup import formula
-from flatscope.reports.measured import comparison_data, invariance, lines
+from flatscope.reports.markup import formula_as_mathml
+from flatscope.reports.measured import comparison_data, invariance_of_measure, measure_lines
 from flatscope.reports.page import page_text, report, save_figures
-from flatscope.reports.plots import Plot, on_axes, picture
+from flatscope.reports.plots import Plot, figure_from_axes_function, svg_of_plot
 from flatscope.table import Table
 
 HOSTILE = "<script>alert('x')</script>\"&"
@@ -267,7 +267,7 @@ def test_items_are_sorted_and_named() -> None:
 @pytest.mark.parametrize("kind", ["measure", "bound"])
 def test_every_declared_symbol_becomes_mathml(kind: str) -> None:
     for entry in declarations(kind).values():
-        assert str(formula(entry.symbol)).startswith("<math "), entry.name
+        assert str(formula_as_mathml(entry.symbol)).startswith("<math "), entry.name
 
 
 @pytest.mark.parametrize(
@@ -284,19 +284,19 @@ def test_every_declared_symbol_becomes_mathml(kind: str) -> None:
     ],
 )
 def test_formula(latex: str, expected: str) -> None:
-    found = str(formula(latex))
+    found = str(formula_as_mathml(latex))
     assert expected in found
     assert found.startswith("<math alttext=")
 
 
 @pytest.mark.parametrize("latex", [r"\unheardof{x}", "{x", "x}", "x^", r"\frac{1}", r"\text{\alpha}", r"\left x"])
 def test_formula_falls_back_to_its_source(latex: str) -> None:
-    assert str(formula(latex)).startswith('<code class="tex">')
+    assert str(formula_as_mathml(latex)).startswith('<code class="tex">')
 
 
 @pytest.mark.parametrize("latex", [r"\href{javascript:alert(1)}{x}", r"\style{color:red}{y}", r"\class{a}{b}"])
 def test_formulas_lead_nowhere(latex: str) -> None:
-    found = str(formula(latex))
+    found = str(formula_as_mathml(latex))
     assert all(f"{name}=" not in found.partition(">")[2] for name in ("href", "style", "class"))
 
 
@@ -312,10 +312,10 @@ def test_numbers_for_people() -> None:
 
 def test_invariance_follows_the_declarations() -> None:
     known = declarations()
-    assert invariance(known["margin"]) == "all"
-    assert invariance(known["l2_norm"]) == "some"
-    assert invariance(known["hessian_trace"]) == "none"
-    assert invariance(None) == "unknown"
+    assert invariance_of_measure(known["margin"]) == "all"
+    assert invariance_of_measure(known["l2_norm"]) == "some"
+    assert invariance_of_measure(known["hessian_trace"]) == "none"
+    assert invariance_of_measure(None) == "unknown"
 
 
 def verdict(rows: list[dict[str, Any]]) -> tuple[str, str]:
@@ -350,7 +350,7 @@ def test_minimum_verdict_sees_downward_curvature() -> None:
 def test_options_are_lines_of_their_own() -> None:
     first = Table([row("margin", 1.0), row("margin", 2.0, options='{"epsilon": 0.1}')])
     second = Table([row("margin", 3.0)])
-    found = lines({"a": first, "b": second})
+    found = measure_lines({"a": first, "b": second})
     assert [line.label for line in found] == ["margin", "margin[epsilon=0.1]"]
     assert found[1].cells[1] is None
 
@@ -415,12 +415,12 @@ def test_names_in_pictures_are_text_and_colours_follow_the_page() -> None:
         ax.plot([1, 2], color="#0072B2", label=f"$x_1$ {HOSTILE}")
         ax.legend()
 
-    drawn = str(picture(Plot("name", "title", "caption", on_axes(draw))))
+    drawn = str(svg_of_plot(Plot("name", "title", "caption", figure_from_axes_function(draw))))
     assert "$x_1$ &lt;script&gt;" in drawn  # not read as a formula, and not as markup
     assert "var(--c0)" in drawn
     assert "style=" not in drawn
     assert "<style" not in drawn
-    other = str(picture(Plot("other", "title", "caption", on_axes(draw))))
+    other = str(svg_of_plot(Plot("other", "title", "caption", figure_from_axes_function(draw))))
     names = [set(re.findall(r'id="([^"]+)"', text)) for text in (drawn, other)]
     assert names[0]
     assert not names[0] & names[1]

@@ -19,7 +19,7 @@ from flatscope.landscapes.surface import Surface
 from flatscope.reports.figures import measured_plots
 from flatscope.reports.items import read_item
 from flatscope.reports.page import page_text, save_figures
-from flatscope.reports.surfaces import HOLE, Scale, height_scale, planes
+from flatscope.reports.surfaces import HOLE, Scale, height_scale, planes_by_network
 from flatscope.table import Table
 
 pytestmark = pytest.mark.long
@@ -133,9 +133,9 @@ def test_a_real_landscape_is_shown() -> None:
 
 
 def test_height_scale_and_bands() -> None:
-    group = planes({"n": bowl()})["n"]
+    group = planes_by_network({"n": bowl()})["n"]
     assert height_scale(group) == Scale(0.5, 5.5, False)
-    steep = height_scale(planes({"n": bowl(steep=100.0)})["n"])
+    steep = height_scale(planes_by_network({"n": bowl(steep=100.0)})["n"])
     assert steep.log
     assert steep.low <= steep.ticks()[0] < steep.ticks()[-1] <= steep.high
     places = Scale(0.5, 5.5)(np.array([[0.5, math.nan], [5.5, 3.0]]))

@@ -15,7 +15,7 @@ from flatscope.errors import InputError
 from flatscope.registry import declarations
 from flatscope.reports.items import by_kind
 from flatscope.reports.page import page_text, report, save_figures
-from flatscope.reports.population_page import summary_sentences
+from flatscope.reports.population_page import population_sentences
 from flatscope.training.populations.population_frame import (
     PopulationFrame,
     base_name,
@@ -118,13 +118,13 @@ def test_the_page_says_what_is_reliable() -> None:
     assert "1 of 5 measures has an association" in words
     assert "it remains when batch_size, optimizer are held fixed" in words
     noise = PopulationFrame(frame.assign(generalization_gap=np.random.default_rng(1).random(60)))
-    said = " ".join(summary_sentences(noise, noise.statistics))
+    said = " ".join(population_sentences(noise, noise.statistics))
     assert said.startswith("None of 5 measures has"), "what chance may give is not said first"
     assert "more networks" in said
     assert "0 of" not in said
     constant = PopulationFrame(frame.assign(**{NETWORK_WIDE[1]: 1.0}))
     assert f"Without a correlation, for lack of values that vary: {NETWORK_WIDE[1]}." in " ".join(
-        summary_sentences(constant, constant.statistics)
+        population_sentences(constant, constant.statistics)
     )
 
 
@@ -133,9 +133,9 @@ def test_expectations_are_held_against_the_sign() -> None:
     frame = population(60)[["generalization_gap"]]
     with_it = PopulationFrame(frame.assign(**{lower: frame["generalization_gap"] * 2}))
     against = PopulationFrame(frame.assign(**{lower: -frame["generalization_gap"]}))
-    assert "Against the direction" not in " ".join(summary_sentences(with_it, with_it.statistics))
+    assert "Against the direction" not in " ".join(population_sentences(with_it, with_it.statistics))
     assert f"Against the direction that their source expects: {lower}" in " ".join(
-        summary_sentences(against, against.statistics)
+        population_sentences(against, against.statistics)
     )
 
 

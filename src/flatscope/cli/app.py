@@ -31,16 +31,16 @@ app = typer.Typer(
 )
 
 
-def _version(asked: bool) -> None:
+def _print_version(asked: bool) -> None:
     if asked:
         typer.echo(f"flatscope {__version__}")
         raise typer.Exit
 
 
 @app.callback()
-def _options(
+def _program_options(
     context: typer.Context,
-    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Show the version."),
+    version: bool = typer.Option(False, "--version", callback=_print_version, is_eager=True, help="Show the version."),
     debug: bool = typer.Option(False, "--debug", help="Show the traceback of an error."),
 ) -> None:
     """Options of every command."""
@@ -69,25 +69,25 @@ def main() -> None:
     try:
         app()
     except FlatscopeError as problem:
-        _fail(problem, debug, code=2 if isinstance(problem, InputError) else 1)
+        _exit_with_error(problem, debug, code=2 if isinstance(problem, InputError) else 1)
     except (KeyboardInterrupt, SystemExit) as leaving:
-        interrupt = _interrupt_behind(leaving)
+        interrupt = _interrupt_behind_exit(leaving)
         if interrupt is None:
             raise
         show_error(str(interrupt) or "Interrupted.")
         sys.exit(128 + (told_to_end or [signal.SIGINT])[0])
     except Exception as problem:
-        _fail(problem, debug, code=1)
+        _exit_with_error(problem, debug, code=1)
 
 
-def _interrupt_behind(leaving: BaseException | None) -> KeyboardInterrupt | None:
+def _interrupt_behind_exit(leaving: BaseException | None) -> KeyboardInterrupt | None:
     """The Ctrl-C that typer turned into an exit, losing what it said (where training can be taken up again)."""
     while leaving is not None and not isinstance(leaving, KeyboardInterrupt):
         leaving = leaving.__cause__ or leaving.__context__
     return leaving
 
 
-def _fail(problem: Exception, debug: bool, code: int) -> None:
+def _exit_with_error(problem: Exception, debug: bool, code: int) -> None:
     if debug:
         sys.stderr.write(printable("".join(traceback.format_exception(problem))))
     elif isinstance(problem, FlatscopeError):
@@ -95,11 +95,11 @@ def _fail(problem: Exception, debug: bool, code: int) -> None:
     elif words := lack_of_memory(problem):
         show_error(f"{words[0].upper()}{words[1:]}.")
     else:
-        show_error(f"{type(problem).__name__}: {problem}{_users_line(problem)} (--debug shows more)")
+        show_error(f"{type(problem).__name__}: {problem}{_users_source_line(problem)} (--debug shows more)")
     sys.exit(code)
 
 
-def _users_line(problem: Exception) -> str:
+def _users_source_line(problem: Exception) -> str:
     """The innermost line of a file that is not installed, such as that of a user's own factory."""
     installed = [sysconfig.get_path(kind) for kind in ("stdlib", "purelib", "platlib")]
     passed_over = (*installed, str(Path(__file__).parents[2] / "flatscope"), "<")  # this package and those beside it

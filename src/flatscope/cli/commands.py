@@ -50,7 +50,7 @@ SetName = Annotated[str, typer.Argument(help="digits, mnist, fashion-mnist or ci
 DataRoot = Annotated[Path | None, typer.Option("--data-root", help="Folder of the data; else FLATSCOPE_DATA.")]
 
 
-def spread(command: Callable[..., None]) -> Callable[..., None]:
+def spread_option_bundles(command: Callable[..., None]) -> Callable[..., None]:
     """The command as typer wants it: every parameter that is a bundle as one parameter per field of the bundle."""
     hints = get_type_hints(command, include_extras=True)
     bundles: dict[str, Any] = {}
@@ -80,7 +80,7 @@ def spread(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-def handing(options: type, place: str) -> Run:
+def handing_options_to(options: type, place: str) -> Run:
     """A command that hands its options to "module:function" of this package; its line is that of the options."""
 
     def run(given: Any) -> None:
@@ -108,9 +108,9 @@ def demo(
     seed: Annotated[int, typer.Option(help="Of the initial weights and the sample order.")] = 0,
 ) -> None:
     """Train two networks on the embedded digits, measure both, write a report. Needs no download."""
-    from flatscope.cli.run_demo import demonstrate
+    from flatscope.cli.run_demo import run_demo
 
-    demonstrate(out, seed)
+    run_demo(out, seed)
 
 
 def watch(
@@ -131,10 +131,10 @@ def train(context: typer.Context, given: TrainCommand) -> None:
     """Train a model with SGD, or many at once; run the same command again to resume."""
     from flatscope.cli.run_train import run_train
 
-    run_train(given, typed=[name for name in context.params if _typed(context, name)])
+    run_train(given, typed=[name for name in context.params if _is_typed_option(context, name)])
 
 
-def _typed(context: typer.Context, name: str) -> bool:
+def _is_typed_option(context: typer.Context, name: str) -> bool:
     source = context.get_parameter_source(name)
     return source is not None and source.name == "COMMANDLINE"
 
@@ -143,34 +143,34 @@ sweep = typer.Typer(help="Many trials, each trained and measured once; kills los
 
 
 @sweep.command("run")
-@spread
+@spread_option_bundles
 def sweep_run(
     file: Annotated[Path, typer.Argument(help="TOML file that describes the sweep.")], given: EngineOptions
 ) -> None:
     """Run what the store does not have; run the same command again, or `resume`, after a kill."""
-    from flatscope.cli.run_sweep import run_file
+    from flatscope.cli.run_sweep import run_sweep_file
 
-    run_file(file, given)
+    run_sweep_file(file, given)
 
 
 @sweep.command("resume")
-@spread
+@spread_option_bundles
 def sweep_resume(
     given: EngineOptions,
     name: Annotated[str | None, typer.Option(help="Which sweep, if the store has several.")] = None,
 ) -> None:
     """Go on with a sweep that the store remembers."""
-    from flatscope.cli.run_sweep import run_remembered
+    from flatscope.cli.run_sweep import resume_sweep
 
-    run_remembered(name, given)
+    resume_sweep(name, given)
 
 
 @sweep.command("status")
 def sweep_status(store: StoreRoot) -> None:
     """How far the sweeps of a store are; exit code 1 if trials failed."""
-    from flatscope.cli.run_sweep import show_status
+    from flatscope.cli.run_sweep import show_sweep_status
 
-    show_status(store)
+    show_sweep_status(store)
 
 
 @sweep.command("export")
@@ -178,9 +178,9 @@ def sweep_export(
     out: Annotated[Path, typer.Argument(help="File to write: .parquet or .csv.")], store: StoreRoot
 ) -> None:
     """Write all results of a store to one table: a row per trial, its settings and its metrics."""
-    from flatscope.cli.run_sweep import export_results
+    from flatscope.cli.run_sweep import export_sweep_results
 
-    export_results(out, store)
+    export_sweep_results(out, store)
 
 
 data = typer.Typer(help="The data sets: what is here, get them, check them.", no_args_is_help=True)
@@ -213,22 +213,22 @@ def data_verify(name: SetName, data_root: DataRoot = None) -> None:
 # In the order of the help; those of the papers come last.
 OWN_COMMANDS: dict[str, Run | typer.Typer] = {
     "demo": demo,
-    "measure": handing(MeasureCommand, "run_measure:run_measure"),
-    "compare": handing(CompareCommand, "run_compare:run_compare"),
-    "audit": handing(AuditCommand, "run_network:run_audit"),
-    "explain": handing(ExplainCommand, "run_network:run_explain"),
-    "landscape": handing(LandscapeCommand, "run_network:run_landscape"),
-    "spectrum": handing(SpectrumCommand, "run_network:run_spectrum"),
-    "sensitivity": handing(SensitivityCommand, "run_decisions:run_sensitivity"),
-    "forecast": handing(ForecastCommand, "run_decisions:run_forecast"),
-    "diagonal": handing(DiagonalCommand, "run_decisions:run_diagonal"),
-    "stability": handing(StabilityCommand, "run_stability:run_stability"),
+    "measure": handing_options_to(MeasureCommand, "run_measure:run_measure"),
+    "compare": handing_options_to(CompareCommand, "run_compare:run_compare"),
+    "audit": handing_options_to(AuditCommand, "run_network:run_audit"),
+    "explain": handing_options_to(ExplainCommand, "run_network:run_explain"),
+    "landscape": handing_options_to(LandscapeCommand, "run_network:run_landscape"),
+    "spectrum": handing_options_to(SpectrumCommand, "run_network:run_spectrum"),
+    "sensitivity": handing_options_to(SensitivityCommand, "run_decisions:run_sensitivity"),
+    "forecast": handing_options_to(ForecastCommand, "run_decisions:run_forecast"),
+    "diagonal": handing_options_to(DiagonalCommand, "run_decisions:run_diagonal"),
+    "stability": handing_options_to(StabilityCommand, "run_stability:run_stability"),
     "train": train,
     "watch": watch,
-    "atlas": handing(AtlasCommand, "run_population:run_atlas"),
-    "report": handing(ReportCommand, "run_report:run_report"),
+    "atlas": handing_options_to(AtlasCommand, "run_population:run_atlas"),
+    "report": handing_options_to(ReportCommand, "run_report:run_report"),
     "measures": measures,
-    "benchmark": handing(BenchmarkCommand, "run_population:run_benchmark"),
+    "benchmark": handing_options_to(BenchmarkCommand, "run_population:run_benchmark"),
     "sweep": sweep,
     "data": data,
 }
@@ -267,7 +267,7 @@ def help_line(name: str) -> str:
     return str(found.info.help) if isinstance(found, typer.Typer) else str(found.__doc__)
 
 
-def declared(name: str) -> Run | typer.Typer:
+def declared_command(name: str) -> Run | typer.Typer:
     """The function of a command, or its group."""
     if name in OWN_COMMANDS:
         return OWN_COMMANDS[name]
@@ -278,11 +278,11 @@ def declared(name: str) -> Run | typer.Typer:
 
 def load_command(name: str) -> Any:
     """One of the commands, built."""
-    found = declared(name)
+    found = declared_command(name)
     if isinstance(found, typer.Typer):
         group = typer.main.get_group(found)
         group.name = name
         return group
     alone = typer.Typer(add_completion=False)
-    alone.command(name)(spread(found))
+    alone.command(name)(spread_option_bundles(found))
     return typer.main.get_command(alone)

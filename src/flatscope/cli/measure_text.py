@@ -22,22 +22,28 @@ WIDEST_NAME = 16  # of a column of names; longer ones get a line of their own
 def measure_page(entry: Declaration, width: int = 80) -> str:
     """Everything that is known about one measure, as text of lines no longer than that."""
     width = min(max(width, LEAST_WIDTH), MOST_WIDTH)
-    body, arguments = _docstring(entry)
-    parts = [f"{entry.name}\n{_wrapped(entry.summary, width)}", _formula(entry, width)]
-    parts += [_pairs(_reading(entry), width), _listed("What it is worth", _worth(entry), width)]
-    parts += [_wrapped(paragraph, width) for paragraph in body.split("\n\n")]
-    parts += [_pairs(_facts(entry), width), _listed("What it assumes", entry.assumptions, width)]
-    parts.append(_options(entry, arguments, width))
+    body, arguments = _split_docstring(entry)
+    parts = [f"{entry.name}\n{_wrapped_text(entry.summary, width)}", _formula_text(entry, width)]
+    parts += [
+        _two_column_text(_meaning_rows(entry), width),
+        _titled_lines("What it is worth", _ranking_record_lines(entry), width),
+    ]
+    parts += [_wrapped_text(paragraph, width) for paragraph in body.split("\n\n")]
+    parts += [
+        _two_column_text(_declaration_rows(entry), width),
+        _titled_lines("What it assumes", entry.assumptions, width),
+    ]
+    parts.append(_options_text(entry, arguments, width))
     return "\n\n".join(part for part in parts if part.strip()) + "\n"
 
 
-def _formula(entry: Declaration, width: int) -> str:
+def _formula_text(entry: Declaration, width: int) -> str:
     symbols = [(as_text(symbol), words) for symbol, words in explained_symbols(entry.symbol, entry.definition)]
     written = textwrap.fill(as_text(entry.symbol), width, initial_indent=INDENT, subsequent_indent=INDENT * 3)
-    return f"{written}\n{_pairs(symbols, width, indent=INDENT * 2)}".rstrip()
+    return f"{written}\n{_two_column_text(symbols, width, indent=INDENT * 2)}".rstrip()
 
 
-def _reading(entry: Declaration) -> list[tuple[str, str]]:
+def _meaning_rows(entry: Declaration) -> list[tuple[str, str]]:
     """Meaning of large and small values, usual values, and when not to trust them."""
     definition = entry.definition
     if definition is None:
@@ -47,20 +53,20 @@ def _reading(entry: Declaration) -> list[tuple[str, str]]:
     return [(name, f"{text[0].upper()}{text[1:]}.".replace("..", ".")) for name, text in said]
 
 
-def _worth(entry: Declaration) -> list[str]:
+def _ranking_record_lines(entry: Declaration) -> list[str]:
     """Share of pairs of released networks that the measure ranked rightly, by what the two differ in."""
     if entry.direction == "none":
         return []
     return [f"{DIFFERENCES[name]}: {record.words}" for name, record in records_of(entry.name).items()]
 
 
-def _facts(entry: Declaration) -> list[tuple[str, str]]:
+def _declaration_rows(entry: Declaration) -> list[tuple[str, str]]:
     expected = {"none": "no order is claimed"}.get(entry.direction, f"{entry.direction} values generalize better")
     facts = {
         "Paper": f"{PAPERS[entry.paper]}, {entry.equation}",
         "One value per": entry.per,
         "Expected": expected,
-        "Unchanged by": unchanged_by(entry),
+        "Unchanged by": symmetries_in_words(entry),
         "BatchNorm": "folded into the layers first" if entry.on_folded else "as given",
         "Needs": ", ".join(NEEDS[word] for word in sorted(entry.needs)),
         "Cost": COSTS[entry.cost],
@@ -70,7 +76,7 @@ def _facts(entry: Declaration) -> list[tuple[str, str]]:
     return [(name, text) for name, text in facts.items() if text]
 
 
-def unchanged_by(entry: Declaration) -> str:
+def symmetries_in_words(entry: Declaration) -> str:
     """Symmetries that leave a measure unchanged, in words."""
     scaled = [words[0] for name, words in SYMMETRIES.items() if name in entry.invariant_under - {"permutation"}]
     ordered = ["reordering of units"] if "permutation" in entry.invariant_under else []
@@ -86,19 +92,22 @@ def measure_list(width: int = 80) -> str:
             title = f"{kind}s: {family_name(entry.family)}"
             families.setdefault(title, []).append((entry.name, entry.summary))
     column = max(len(name) for rows in families.values() for name, _ in rows)
-    return "\n\n".join(f"{title}\n{_pairs(rows, width, column=column)}" for title, rows in families.items()) + "\n"
+    return (
+        "\n\n".join(f"{title}\n{_two_column_text(rows, width, column=column)}" for title, rows in families.items())
+        + "\n"
+    )
 
 
-def _options(entry: Declaration, arguments: dict[str, str], width: int) -> str:
+def _options_text(entry: Declaration, arguments: dict[str, str], width: int) -> str:
     """Options with their defaults and what they do."""
     rows = []
     for name, default in entry.options.items():
         value = "" if default is inspect.Parameter.empty else f" = {default!r}"
         rows.append((f"{name}{value}", arguments.get(name, "")))
-    return f"{INDENT}Options\n{_pairs(rows, width, indent=INDENT * 2)}" if rows else ""
+    return f"{INDENT}Options\n{_two_column_text(rows, width, indent=INDENT * 2)}" if rows else ""
 
 
-def _docstring(entry: Declaration) -> tuple[str, dict[str, str]]:
+def _split_docstring(entry: Declaration) -> tuple[str, dict[str, str]]:
     """The text between the first line and the arguments, with formulas as text, and what each argument is."""
     text = inspect.getdoc(entry.function) or ""
     text = re.sub(r":math:`([^`]*)`", lambda found: as_text(found[1]), text)
@@ -109,11 +118,11 @@ def _docstring(entry: Declaration) -> tuple[str, dict[str, str]]:
     return text.partition("\n")[2].strip(), {name: " ".join(words.split()) for name, words in arguments}
 
 
-def _wrapped(text: str, width: int, indent: str = INDENT) -> str:
+def _wrapped_text(text: str, width: int, indent: str = INDENT) -> str:
     return textwrap.fill(" ".join(text.split()), width, initial_indent=indent, subsequent_indent=indent)
 
 
-def _pairs(rows: Iterable[tuple[str, str]], width: int, indent: str = INDENT, column: int = 0) -> str:
+def _two_column_text(rows: Iterable[tuple[str, str]], width: int, indent: str = INDENT, column: int = 0) -> str:
     """Names with what is said of them beside: words are never broken, long names have a line of their own."""
     rows = list(rows)
     column = column or min(max((cell_len(name) for name, _ in rows), default=0), WIDEST_NAME)
@@ -129,7 +138,7 @@ def _pairs(rows: Iterable[tuple[str, str]], width: int, indent: str = INDENT, co
     return "\n".join(lines)
 
 
-def _listed(title: str, items: Iterable[str], width: int) -> str:
+def _titled_lines(title: str, items: Iterable[str], width: int) -> str:
     """A title, and a line for each item below it."""
     hanging = INDENT * 2
     lines = [textwrap.fill(item, width, initial_indent=hanging, subsequent_indent=hanging + INDENT) for item in items]

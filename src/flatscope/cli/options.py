@@ -1,10 +1,10 @@
 """Options that several commands share, declared once each, in bundles.
 
-A command takes a bundle as one parameter, and `commands.spread` gives it one option per field; its help begins with
-the line of its bundle. A field of `DataOptions` goes to `flatscope.inputs.load` under its own name, a field of
-`ProblemOptions` to `Problem`: what these take becomes an option of every command with that bundle by one new field
-here. A field of another bundle is read where the bundle is used. Options of the program itself, as --debug, are in
-`app.py`.
+A command takes a bundle as one parameter, and `commands.spread_option_bundles` gives it one option per field; its
+help begins with the line of its bundle. A field of `DataOptions` goes to `flatscope.inputs.load` under its own name,
+a field of `ProblemOptions` to `Problem`: what these take becomes an option of every command with that bundle by one
+new field here. A field of another bundle is read where the bundle is used. Options of the program itself, as --debug,
+are in `app.py`.
 
 Nothing here loads torch: the help of a command, and a slip in one, should not take seconds.
 """
@@ -69,9 +69,12 @@ class DataOptions:
         list[str] | None, typer.Option(help="Of hf: data: input=NAME (several with commas) or label=NAME; repeatable.")
     ] = None
 
-    def for_load(self) -> dict[str, Any]:
+    def load_arguments(self) -> dict[str, Any]:
         """As arguments of `flatscope.inputs.load`."""
-        return {_AS_LOAD_CALLS_THEM.get(name, name): value for name, value in _own(self, DataOptions).items()}
+        return {
+            _AS_LOAD_CALLS_THEM.get(name, name): value
+            for name, value in _values_of_own_fields(self, DataOptions).items()
+        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,9 +87,9 @@ class ProblemOptions:
     device: Annotated[str | None, typer.Option(help="cpu, cuda, …")] = None
     batch_size: Annotated[int | None, typer.Option(help="Samples evaluated at once; changes no value.")] = None
 
-    def for_problem(self) -> dict[str, Any]:
+    def problem_arguments(self) -> dict[str, Any]:
         """As arguments of `Problem`."""
-        return _own(self, ProblemOptions)
+        return _values_of_own_fields(self, ProblemOptions)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,9 +145,9 @@ class EffortOptions:
         "hessian"
     )
 
-    def for_effort(self) -> dict[str, Any]:
+    def effort_arguments(self) -> dict[str, Any]:
         """As arguments of `context.make_effort`."""
-        return _own(self, EffortOptions)
+        return _values_of_own_fields(self, EffortOptions)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -356,6 +359,6 @@ class EngineOptions:
     gpus: Annotated[float, typer.Option(help="GPUs for each unit; a fraction shares one.")] = 0
 
 
-def _own(bundle: Any, kind: Any) -> dict[str, Any]:
+def _values_of_own_fields(bundle: Any, kind: Any) -> dict[str, Any]:
     """Values of the fields that one of the bundle's classes declares."""
     return {field.name: getattr(bundle, field.name) for field in fields(kind)}

@@ -32,10 +32,10 @@ class Screen(Console):
 
     def print(self, *objects: Any, **settings: Any) -> None:
         """As rich prints, without control characters in texts."""
-        super().print(*(_without_control(each) for each in objects), **settings)
+        super().print(*(_without_control_characters(each) for each in objects), **settings)
 
 
-def _without_control(shown: Any) -> Any:
+def _without_control_characters(shown: Any) -> Any:
     if isinstance(shown, str):
         return printable(shown)
     if isinstance(shown, Text):
@@ -49,7 +49,7 @@ def show_error(message: str) -> None:
     Screen(stderr=True, soft_wrap=True).print(Text.assemble(("Error: ", "bold red"), message))
 
 
-def say(message: str) -> None:
+def show_progress_line(message: str) -> None:
     """Print the progress of a command to stderr."""
     Screen(stderr=True, soft_wrap=True).print(message, markup=False, highlight=False)
 
@@ -81,28 +81,28 @@ def show_warning(message: Any, *_: Any, **__: Any) -> None:
     show_note(str(message))
 
 
-def check_place(path: Path, endings: Iterable[str]) -> None:
+def check_output_file(path: Path, endings: Iterable[str]) -> None:
     """Refuse a file that could not be written, before the work whose result it is to hold."""
     if path.suffix.lower() not in endings:
         raise InputError(f"a file name ending in {', '.join(endings)}", str(path), where="output")
     _refuse_unwritable(path, path.parent)
 
 
-def check_folder(folder: Path) -> None:
+def check_output_folder(folder: Path) -> None:
     """Refuse a folder in which no file could be written, before the work whose results it is to hold."""
     _refuse_unwritable(folder, folder)
 
 
 def _refuse_unwritable(path: Path, folder: Path) -> None:
     try:
-        found = "a folder of that name" if path != folder and path.is_dir() else _hindrance(folder)
+        found = "a folder of that name" if path != folder and path.is_dir() else _reason_unwritable(folder)
     except OSError as problem:  # a name that is too long, a folder that may not be looked into
         found = problem.strerror or str(problem)
     if found:
         raise InputError("a place that can be written to", found, where=str(path), fix="Choose another path")
 
 
-def _hindrance(folder: Path) -> str:
+def _reason_unwritable(folder: Path) -> str:
     """Why nothing could be written into a folder, which need not be there yet; nothing is left behind."""
     existing = next((place for place in (folder, *folder.parents) if place.exists()), folder)
     if not existing.is_dir():
@@ -122,12 +122,12 @@ def _hindrance(folder: Path) -> str:
 def check_outputs(given: OutputOptions, kind: type[Result]) -> None:
     """Refuse files and a page that could not be written."""
     for path in given.out or ():
-        check_place(path, tuple(dict.fromkeys((*kind.ENDINGS, ".html"))))
+        check_output_file(path, tuple(dict.fromkeys((*kind.ENDINGS, ".html"))))
     if given.report is not None:
-        check_place(given.report, (".html",))
+        check_output_file(given.report, (".html",))
 
 
-def deliver(
+def write_and_show_result(
     result: Result,
     given: OutputOptions,
     show: Callable[[], None],
@@ -158,14 +158,16 @@ def deliver(
             show()
 
     try:
-        _write(result, given, page, beside or {}, "-unfinished" if unfinished else "")
+        _write_result_files(result, given, page, beside or {}, "-unfinished" if unfinished else "")
     except (FlatscopeError, OSError):
         tell()
         raise
     tell()
 
 
-def _write(result: Result, given: OutputOptions, page: object, beside: Mapping[str, Result], mark: str) -> None:
+def _write_result_files(
+    result: Result, given: OutputOptions, page: object, beside: Mapping[str, Result], mark: str
+) -> None:
     pages = [given.report.with_stem(f"{given.report.stem}{mark}")] if given.report is not None else []
     for path in (path.with_stem(f"{path.stem}{mark}") for path in given.out or ()):
         if path.suffix.lower() == ".html" and ".html" not in result.ENDINGS:
@@ -192,7 +194,7 @@ def show_text(text: str, err: bool = False) -> None:
 def show_headline(headline: str) -> None:
     """The answer first, its first line in bold."""
     for number, line in enumerate(headline.splitlines()):
-        console().print(Text(printable(line), style="" if number else "bold"))
+        stdout_screen().print(Text(printable(line), style="" if number else "bold"))
 
 
 def show_grid(header: Sequence[str], rows: Iterable[Sequence[str | Text]], title: str = "", edge: bool = True) -> None:
@@ -201,11 +203,15 @@ def show_grid(header: Sequence[str], rows: Iterable[Sequence[str | Text]], title
     No word is broken: where the columns do not fit, further ones come as a second table with the first column again.
     Without an edge it is as small as it can be, with no empty line above and below.
     """
-    screen = console()
-    shown = [[_without_control(Text(cell) if isinstance(cell, str) else cell) for cell in row] for row in rows]
+    screen = stdout_screen()
+    shown = [
+        [_without_control_characters(Text(cell) if isinstance(cell, str) else cell) for cell in row] for row in rows
+    ]
     header, title = [printable(name) for name in header], printable(title)
-    widths = [max(map(_longest_word, column)) for column in zip([Text(name) for name in header], *shown, strict=True)]
-    for part in _fitting(widths, screen.width):
+    widths = [
+        max(map(_longest_word_width, column)) for column in zip([Text(name) for name in header], *shown, strict=True)
+    ]
+    for part in _columns_by_table(widths, screen.width):
         grid = Grid(title=title or None, title_justify="left", title_style="bold", header_style="bold", box=SIMPLE_HEAD)
         grid.show_edge, grid.collapse_padding, grid.pad_edge = edge, not edge, edge
         for place in part:
@@ -220,13 +226,13 @@ def show_grid(header: Sequence[str], rows: Iterable[Sequence[str | Text]], title
         title = ""
 
 
-def _longest_word(cell: Text) -> int:
+def _longest_word_width(cell: Text) -> int:
     """Its width, with what the cell is indented by: a line that is too short for both would break between them."""
     indent = len(cell.plain) - len(cell.plain.lstrip(" "))
     return indent + max((cell_len(word) for word in cell.plain.split()), default=1)
 
 
-def _fitting(widths: Sequence[int], room: int) -> list[list[int]]:
+def _columns_by_table(widths: Sequence[int], room: int) -> list[list[int]]:
     """Columns by the tables that hold them, each beginning with the first."""
     parts, taken = [[0]], widths[0]
     for place, width in enumerate(widths[1:], start=1):
@@ -238,7 +244,7 @@ def _fitting(widths: Sequence[int], room: int) -> list[list[int]]:
     return parts
 
 
-def console() -> Screen:
+def stdout_screen() -> Screen:
     """Screen on stdout; without a width where it is piped to a file or a pager."""
     screen = Screen()
     return screen if screen.is_terminal else Screen(width=160)

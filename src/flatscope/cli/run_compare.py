@@ -10,7 +10,15 @@ from typing import Any
 from rich.text import Text
 
 from flatscope.cli.options import CompareCommand
-from flatscope.cli.output import check_outputs, command_line, console, deliver, show_grid, show_headline, show_note
+from flatscope.cli.output import (
+    check_outputs,
+    command_line,
+    show_grid,
+    show_headline,
+    show_note,
+    stdout_screen,
+    write_and_show_result,
+)
 from flatscope.cli.sources import (
     asked_measures,
     check_measures,
@@ -39,13 +47,13 @@ def run_compare(given: CompareCommand) -> None:
     """Compare, show, save."""
     check_measures(given.measures)
     options, factory_options = parse_options(given.option or ()), parse_model_options(given.model_option)
-    make_effort(**given.for_effort())  # here to refuse what is wrong
+    make_effort(**given.effort_arguments())  # here to refuse what is wrong
     check_outputs(given, Comparison)
     names_of_measures = asked_measures(given, given.report)
     model, checkpoints = given.model, _weight_files(given.checkpoints)
     if len(model) not in (1, len(checkpoints)):
         raise InputError(f"--model once, or {len(checkpoints)} times", f"{len(model)} times", where="--model")
-    names = _names(checkpoints, given.name)
+    names = _names_of_checkpoints(checkpoints, given.name)
     loaded = load_source(given)
     problems: dict[str, Problem] = {}
     stopped: Interrupted | None = None
@@ -55,17 +63,17 @@ def run_compare(given: CompareCommand) -> None:
                 network = load_model(factory, path, loaded, given.seed, factory_options)
                 problems[called] = make_problem(network, loaded, given, device=own_device)
             settings: dict[str, Any] = {"seed": given.seed, "options": options, "tolerance": given.tolerance}
-            found = compare_function.compare(problems, names=names_of_measures, **settings, **given.for_effort())
+            found = compare_function.compare(problems, names=names_of_measures, **settings, **given.effort_arguments())
     except Interrupted as stop:
         found, stopped = stop.result, stop
     if not problems[names[0]].ranks.rank:  # every rank has the same comparison; the first one shows it
         found.meta |= {"model": ", ".join(model), "data": given.data, "command": command_line()}
-        deliver(found, given, lambda: show_comparison(found), unfinished=stopped is not None)
+        write_and_show_result(found, given, lambda: show_comparison(found), unfinished=stopped is not None)
     if stopped:
         raise stopped
 
 
-def show_answer(found: Comparison) -> None:
+def show_comparison_answer(found: Comparison) -> None:
     """The headline; loss, error and the measures that it rests on; what else to keep in mind."""
     show_headline(found.headline)
     measures = [voice.measure for voice in found.conclusion.voices]
@@ -79,7 +87,7 @@ def _show_cautions(found: Comparison, most: int = MOST_CAUTIONS) -> None:
     """Print the remarks that the headline does not have."""
     further = [str(warning) for warning in found.warnings() if warning not in found.headline.splitlines()]
     for warning in further[:most]:
-        console().print(Text.assemble(("To keep in mind: ", "bold yellow"), warning))
+        stdout_screen().print(Text.assemble(("To keep in mind: ", "bold yellow"), warning))
     if len(further) > most:
         show_note(f"{len(further) - most} more to keep in mind: --out FILE or --report PAGE")
 
@@ -97,7 +105,9 @@ def show_comparison(found: Comparison) -> None:
     if found.counting:
         places = list(found.ranking()["name"])
         more = f" and {len(places) - FEW_PLACES} more" if len(places) > FEW_PLACES else ""
-        console().print(Text(f"By what counts ({', '.join(found.counting)}): {', '.join(places[:FEW_PLACES])}{more}."))
+        stdout_screen().print(
+            Text(f"By what counts ({', '.join(found.counting)}): {', '.join(places[:FEW_PLACES])}{more}.")
+        )
     show_note("why a measure is not comparable, how sure the order is: --out FILE or --report PAGE")
 
 
@@ -109,7 +119,7 @@ def _weight_files(given: list[Path]) -> list[Path]:
     return [path for path in inside if path.suffix in WEIGHT_ENDINGS or (path / WEIGHTS_FILE).is_file()] or given
 
 
-def _names(checkpoints: list[Path], given: list[str] | None) -> list[str]:
+def _names_of_checkpoints(checkpoints: list[Path], given: list[str] | None) -> list[str]:
     """Names of the checkpoints: as given, else the file's, else the part of the path that tells them apart."""
     if len(checkpoints) < 2:
         fix = "Measure one with flatscope measure"
@@ -120,18 +130,22 @@ def _names(checkpoints: list[Path], given: list[str] | None) -> list[str]:
         return given
     # In `run.1` the last part is a number, not an ending.
     bare = [path.with_suffix("") if path.suffix[1:].isalpha() else path for path in checkpoints]
-    for short in ([path.name for path in bare], _differing([path.parts for path in bare]), [*map(str, checkpoints)]):
+    for short in (
+        [path.name for path in bare],
+        _differing_paths([path.parts for path in bare]),
+        [*map(str, checkpoints)],
+    ):
         if all(short) and len(set(short)) == len(short):
             return short
     raise InputError("different checkpoints", "one of them twice", "flatscope compare", "Name each of them once")
 
 
-def _differing(paths: list[tuple[str, ...]]) -> list[str]:
+def _differing_paths(paths: list[tuple[str, ...]]) -> list[str]:
     """Paths without the folders and the file name that all of them share."""
-    first = _shared(paths)
-    last = _shared([parts[first:][::-1] for parts in paths])
+    first = _shared_leading_folders(paths)
+    last = _shared_leading_folders([parts[first:][::-1] for parts in paths])
     return ["/".join(parts[first : len(parts) - last]) for parts in paths]
 
 
-def _shared(paths: list[tuple[str, ...]]) -> int:
+def _shared_leading_folders(paths: list[tuple[str, ...]]) -> int:
     return len(list(takewhile(lambda parts: len(set(parts)) == 1, zip(*paths, strict=False))))

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from flatscope.cli.decision_options import DiagonalCommand, ForecastCommand, SensitivityCommand
 from flatscope.cli.output import (
+    check_output_file,
     check_outputs,
-    check_place,
-    deliver,
     note_missing_weights,
     show_grid,
     show_note,
     show_text,
+    write_and_show_result,
 )
 from flatscope.cli.sources import load_problem, network_meta
 from flatscope.decisions.diagonal import MATRICES, diagonal
@@ -31,7 +31,7 @@ def run_sensitivity(given: SensitivityCommand) -> None:
             continue
         if given.mean_bits is None:
             raise InputError("--mean-bits beside a file of the choice", "none", where=str(place))
-        check_place(place, (ending,))
+        check_output_file(place, (ending,))
     problem, _ = load_problem(given)
     shares = SHARES if given.sparsity is None else tuple(share for share in given.sparsity if share)
     found = sensitivity(
@@ -52,12 +52,12 @@ def run_sensitivity(given: SensitivityCommand) -> None:
         show_text(f"{found.headline}\n")
         show_grid(*found.cells())
 
-    deliver(found, given, show)
+    write_and_show_result(found, given, show)
     if given.mean_bits is not None:
-        _choose(found, given)
+        _show_chosen_bits(found, given)
 
 
-def _choose(found: Sensitivity, given: SensitivityCommand) -> None:
+def _show_chosen_bits(found: Sensitivity, given: SensitivityCommand) -> None:
     """Bits by layer for a size, with all layers rounded together."""
     assert found.problem is not None
     assert given.mean_bits is not None
@@ -88,13 +88,13 @@ def run_forecast(given: ForecastCommand) -> None:
         show_text(f"{found.headline}\n")
         show_grid(*found.cells())
 
-    deliver(found, given, show)
+    write_and_show_result(found, given, show)
 
 
 def run_diagonal(given: DiagonalCommand) -> None:
     """Compute, save, say what it is."""
     refuse_unknown(given.matrix, MATRICES, "--matrix")
-    check_place(given.out, (".safetensors",))
+    check_output_file(given.out, (".safetensors",))
     problem, _ = load_problem(given)
     effort = {"precision": given.precision, "budget": given.budget, "memory": given.memory}
     found = diagonal(problem, given.matrix, seed=given.seed, **effort)  # type: ignore[arg-type]

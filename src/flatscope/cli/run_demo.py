@@ -10,8 +10,8 @@ import pandas as pd
 import typer
 
 from flatscope.auditing import audit
-from flatscope.cli.output import check_place, command_line, say, show_note
-from flatscope.cli.run_compare import show_answer
+from flatscope.cli.output import check_output_file, command_line, show_note, show_progress_line
+from flatscope.cli.run_compare import show_comparison_answer
 from flatscope.comparing.compare_function import compare
 from flatscope.errors import NumericalWarning
 from flatscope.inputs.loading import Data, load
@@ -64,22 +64,24 @@ AUDITED = (
 )
 
 
-def demonstrate(out: Path, seed: int) -> None:
+def run_demo(out: Path, seed: int) -> None:
     """Train two networks on the embedded digits, measure both, write a report into `out`."""
-    check_place(out / "report.html", (".html",))  # before the minutes of training
+    check_output_file(out / "report.html", (".html",))  # before the minutes of training
     data = load("digits", flatten=True, seed=seed)
     histories: dict[str, pd.DataFrame] = {}
     problems: dict[str, Problem] = {}
     for name, config in RUNS.items():
-        say(f"Training a {'-'.join(map(str, WIDTHS))} network on digits with {name} to a loss of {STOP_LOSS} …")
-        problems[name], histories[name] = _trained(name, config, data, seed, out)
+        show_progress_line(
+            f"Training a {'-'.join(map(str, WIDTHS))} network on digits with {name} to a loss of {STOP_LOSS} …"
+        )
+        problems[name], histories[name] = _trained_demo_network(name, config, data, seed, out)
         last = histories[name].iloc[-1]
-        say(f"  {int(last['epoch'])} epochs, test error {100 * last['test_error']:.1f} %")
-    say("Measuring both …")
+        show_progress_line(f"  {int(last['epoch'])} epochs, test error {100 * last['test_error']:.1f} %")
+    show_progress_line("Measuring both …")
     found = compare(problems, names=MEASURED, seed=seed)
     certificates = {name: bounds(problem, seed=seed) for name, problem in problems.items()}
     density = {name: spectral_density(problem, draws=DRAWS, seed=seed) for name, problem in problems.items()}
-    say("Walking away from them on planes in weight space and in path space …")
+    show_progress_line("Walking away from them on planes in weight space and in path space …")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", NumericalWarning)  # poles are met on purpose, and the page says so
         surfaces = {
@@ -87,34 +89,36 @@ def demonstrate(out: Path, seed: int) -> None:
             for name, problem in problems.items()
         }
     first = next(iter(problems))
-    say(f"Writing the {first} network with other weights, and measuring the same function again …")
+    show_progress_line(f"Writing the {first} network with other weights, and measuring the same function again …")
     audits = {first: audit(problems[first], AUDITED, by=("layer", "unit"), trials=1, seed=seed)}
     for name, table in found.tables.items():
-        table.save(out / f"{_file_name(name)}.parquet")
+        table.save(out / f"{_file_name_of_network(name)}.parquet")
     items = {name: [certificates[name], histories[name], surfaces[name], density[name]] for name in problems}
     everything = [found, items, audits]
     page = report(everything, out / "report.html", title="flatscope demo", command=command_line())
     figures = save_figures(everything, out / "figures")
-    show_answer(found)
+    show_comparison_answer(found)
     show_note(f"{len(figures)} figures in {out / 'figures'}, tables and weights in {out}")
-    _say_what_is_next(page, out)
+    _show_next_command(page, out)
 
 
-def _say_what_is_next(page: Path, out: Path) -> None:
+def _show_next_command(page: Path, out: Path) -> None:
     """The report, and a command that does the same with one's own networks."""
     network = f"--model mlp --model-option widths={','.join(map(str, WIDTHS))} --data digits --flatten"
-    files = " ".join(str(out / f"{_file_name(name)}.safetensors") for name in RUNS)
+    files = " ".join(str(out / f"{_file_name_of_network(name)}.safetensors") for name in RUNS)
     typer.echo(f"\nOpen {page} in a browser. Next, the same for networks of your own, with theirs in place of these:")
     typer.echo(f"  flatscope compare {files} \\\n    {network}")
 
 
-def _trained(name: str, config: TrainConfig, data: Data, seed: int, out: Path) -> tuple[Problem, pd.DataFrame]:
+def _trained_demo_network(
+    name: str, config: TrainConfig, data: Data, seed: int, out: Path
+) -> tuple[Problem, pd.DataFrame]:
     model = build("mlp", seed=seed, widths=WIDTHS)
     initial = {key: value.detach().clone() for key, value in model.state_dict().items()}
     result = train(model, data, TrainConfig.from_dict(config.to_dict() | {"seed": seed}))
-    save_weights(model, out / f"{_file_name(name)}.safetensors")
+    save_weights(model, out / f"{_file_name_of_network(name)}.safetensors")
     return Problem(model, train=data.train, test=data.test, initial=initial), result.history
 
 
-def _file_name(name: str) -> str:
+def _file_name_of_network(name: str) -> str:
     return name.replace(" ", "-")

@@ -20,21 +20,21 @@ from flatscope.cli.measure_text import measure_list, measure_page
 from flatscope.cli.options import MeasureCommand
 from flatscope.cli.output import (
     check_outputs,
-    console,
-    deliver,
     note_found_initial,
     note_missing_weights,
     show_grid,
     show_headline,
     show_note,
     show_text,
+    stdout_screen,
+    write_and_show_result,
 )
 from flatscope.cli.sources import (
     asked_measures,
     check_measures,
-    chosen_bounds,
     find_initial,
     load_problem,
+    names_of_bounds,
     network_meta,
     parse_dtype,
     parse_model_options,
@@ -54,7 +54,7 @@ from flatscope.network_summary import STANDING, NetworkSummary
 from flatscope.progress import DELAY_SECONDS
 from flatscope.ranks import process_group
 from flatscope.registry import CORE, PICTURED, Declaration, declarations, family_name, unknown_name
-from flatscope.reports.measured import MANY, RESCALINGS, captions, lines
+from flatscope.reports.measured import MANY, RESCALINGS, captions_by_measure, measure_lines
 from flatscope.summarising import summary_of
 from flatscope.table import Table
 
@@ -74,12 +74,12 @@ def run_measure(given: MeasureCommand) -> None:
     """Measure, show, save."""
     # Everything that can be wrong with the command is refused before any data is read.
     check_measures(given.measures)
-    certificates = chosen_bounds(given.bounds, given.bound)
+    certificates = names_of_bounds(given.bounds, given.bound)
     options, bound_options = split_options(parse_options(given.option or ()), with_bounds=bool(certificates))
     parse_model_options(given.model_option)
     if not 0 < given.delta < 1:
         raise InputError("a probability between 0 and 1", repr(given.delta), where="--delta")
-    make_effort(**given.for_effort())  # here to refuse what is wrong; its time runs from below
+    make_effort(**given.effort_arguments())  # here to refuse what is wrong; its time runs from below
     number_type, begun = parse_dtype(given.dtype), find_initial(given.initial, given.weights)
     check_outputs(given, Table)
     names = asked_measures(given, given.report)
@@ -89,11 +89,11 @@ def run_measure(given: MeasureCommand) -> None:
         with process_group(given.device) as own_device:
             before = None if begun is None else read_weights(begun)
             problem, loaded = load_problem(given, device=own_device, dtype=number_type, initial=before)
-            context = Context(problem, seed=given.seed, effort=make_effort(**given.for_effort()))
+            context = Context(problem, seed=given.seed, effort=make_effort(**given.effort_arguments()))
             if not problem.ranks.rank:
                 show_note(str(measuring.plan(context, names)))
             fit = Fit.of(context, loaded)
-            watch = _shown_as_they_come(speaks=not problem.ranks.rank)
+            watch = _row_printer(speaks=not problem.ranks.rank)
             measured = measuring.measure(problem, names, options=options, context=context, watch=watch)
             tables["measures"] = measured
             if certificates:
@@ -103,15 +103,15 @@ def run_measure(given: MeasureCommand) -> None:
     except Interrupted as stop:
         tables["bounds" if tables else "measures"], stopped = stop.result, stop
     if not problem.ranks.rank:  # every rank has the same tables; the first one shows them
-        _deliver(given, tables, fit, begun, unfinished=stopped is not None)
+        _write_and_show_tables(given, tables, fit, begun, unfinished=stopped is not None)
     if stopped:
         raise stopped
 
 
-def _deliver(
+def _write_and_show_tables(
     given: MeasureCommand, tables: dict[str, Table], fit: Fit, begun: Path | None, *, unfinished: bool
 ) -> None:
-    doubt = "" if given.weights is None else fit.doubt(saved_error(given.weights))
+    doubt = "" if given.weights is None else fit.doubt_about_fit(saved_error(given.weights))
     for table in tables.values():
         table.meta |= network_meta(given)
         # Of a network without weights it is no wonder, and with them more is known.
@@ -120,7 +120,7 @@ def _deliver(
             table.meta["remarks"] = [*remarks, *filter(None, [doubt])]
     tables["measures"].meta.setdefault(STANDING, fit.summary.to_dict())
     show_note(str(fit))
-    left = [name for name in declarations("bound") if name not in chosen_bounds(given.bounds, given.bound)]
+    left = [name for name in declarations("bound") if name not in names_of_bounds(given.bounds, given.bound)]
     if given.bounds and left:
         show_note(f"bounds that take long were not evaluated: {', '.join(left)} (--bound NAME, or --bound all)")
     note_missing_weights(given.model, given.weights)
@@ -138,16 +138,18 @@ def _deliver(
         return json.dumps(whole, indent=1) if others else tables["measures"].to_json()
 
     page = list(tables.values())
-    deliver(tables["measures"], given, show, page=page, beside=others, as_json=as_json, unfinished=unfinished)
+    write_and_show_result(
+        tables["measures"], given, show, page=page, beside=others, as_json=as_json, unfinished=unfinished
+    )
 
 
-def _shown_as_they_come(speaks: bool) -> measuring.Watch:
+def _row_printer(speaks: bool) -> measuring.Watch:
     """Show each result above the progress bar, where a person has waited for a while."""
     begun = time.monotonic()
 
     def watch(entry: Declaration, rows: list[dict[str, Any]]) -> None:
         if speaks and sys.stderr.isatty() and time.monotonic() - begun > DELAY_SECONDS:
-            for line in lines({"": Table(rows)}, entry.kind):
+            for line in measure_lines({"": Table(rows)}, entry.kind):
                 words = [
                     (f"{c.text} ± {c.stderr}" if c.stderr else c.text, c.extent, c.reason) for c in line.cells if c
                 ]
@@ -165,15 +167,15 @@ def list_measures(names: list[str] | None, all_of_them: bool) -> None:
             if not matching:
                 raise unknown_name(name, known, "measure or bound")
             for match in matching:
-                typer.echo(measure_page(known[match], console().width))
+                typer.echo(measure_page(known[match], stdout_screen().width))
         return
     if not all_of_them:
-        _show_families()
+        _show_measure_names_by_family()
         return
-    typer.echo(measure_list(console().width))
+    typer.echo(measure_list(stdout_screen().width))
 
 
-def _show_families() -> None:
+def _show_measure_names_by_family() -> None:
     """Names alone, by family: a screen that shows what there is. What an option gives besides is a mark behind it."""
     families: dict[str, list[str]] = {}
     for entry in declarations().values():
@@ -206,7 +208,7 @@ class Fit:
         n_test = 0 if problem.test is None else problem.test.n
         return cls(data.name, data.how, problem.n_train, n_test, summary_of(context, descends=False))
 
-    def doubt(self, saved: float | None) -> str:
+    def doubt_about_fit(self, saved: float | None) -> str:
         """Warning where most training samples are misclassified, or far more than was saved with the weights."""
         error, most, was = self.summary.error, MOST, ""
         if saved is not None:
@@ -224,17 +226,17 @@ class Fit:
 
 def show_measured(table: Table, fit: Fit) -> None:
     """The summary, and below it every number of the table."""
-    screen, rows = console(), [_Row.of(line) for line in table.lines()]
+    screen, rows = stdout_screen(), [_Row.of(line) for line in table.lines()]
     counts = f"{fit.n_train} training and {numbered(fit.n_test, 'test sample')}"
     samples = counts if fit.n_test else numbered(fit.n_train, "training sample")
     screen.print(Text(f"{fit.data}: {samples}, {fit.how}; {numbered(fit.summary.parameters, 'parameter')}"))
     show_headline(table.headline)
     for remark in table.meta.get("remarks", ()):
-        if not _is_said(str(remark), table.headline):
+        if not _headline_has_remark(str(remark), table.headline):
             screen.print(Text.assemble(("To keep in mind: ", "bold yellow"), f"{remark}"))
     if all(row.is_core or row.name in PICTURED for row in rows):  # what is by layer and sample, the page shows
         # The first line has the number of parameters already.
-        _show_headlines([row for row in rows if len(rows) == 1 or row.name != "parameter_count"], edge=False)
+        _show_core_rows([row for row in rows if len(rows) == 1 or row.name != "parameter_count"], edge=False)
         screen.print(Text(LEGEND))
         missing = [f"{row.name}: {row.remark.rstrip('.')}." for row in rows if row.value == "n/a"]
         if said := [*missing, *_grouped_remarks(rows)]:
@@ -243,20 +245,20 @@ def show_measured(table: Table, fit: Fit) -> None:
     _show_fit(fit)
     if len(rows) > MANY:
         screen.print(Text(f"First of all ({LEGEND})"))
-        _show_headlines(rows)
-        screen.print(Text(_extent(table)))
-    for remark, place in _show_families_of(rows).items():
+        _show_core_rows(rows)
+        screen.print(Text(_number_of_measures_in_words(table)))
+    for remark, place in _show_rows_by_family(rows).items():
         screen.print(Text(f"[{place}] {remark}"))
 
 
-def _is_said(remark: str, headline: str) -> bool:
+def _headline_has_remark(remark: str, headline: str) -> bool:
     """True if the headline has this remark already, in its own words or in these."""
     return remark[1:].rstrip(".") in headline or (
         remark.startswith(STILL) and headline.startswith(("No minimum", "Not trained"))
     )
 
 
-def _extent(table: Table) -> str:
+def _number_of_measures_in_words(table: Table) -> str:
     """Number of measures in the table, and how to get the others where only long ones are missing."""
     left = [entry for entry in declarations().values() if entry.name not in table.names]
     if not left:
@@ -308,7 +310,7 @@ def _grouped_remarks(rows: list[_Row]) -> list[str]:
     """Every remark on a value once, with the measures it is about and in how many of the layers."""
     places: dict[str, dict[str, list[str]]] = {}
     for row in rows:
-        for remark, extent in _extents(row.remark if row.value != "n/a" else "").items():
+        for remark, extent in _layer_counts_of_remarks(row.remark if row.value != "n/a" else "").items():
             places.setdefault(remark, {}).setdefault(extent, []).append(row.name)
     return [
         f"{remark[0].upper()}{remark[1:]}: "
@@ -318,7 +320,7 @@ def _grouped_remarks(rows: list[_Row]) -> list[str]:
     ]
 
 
-def _extents(remarks: str) -> dict[str, str]:
+def _layer_counts_of_remarks(remarks: str) -> dict[str, str]:
     """{remark: in how many of the layers}, empty for all of them, without remarks that tell nothing of the value."""
     counts: dict[str, tuple[int, str]] = {}
     here, of = 0, ""
@@ -336,23 +338,25 @@ def _extents(remarks: str) -> dict[str, str]:
     }
 
 
-def _show_headlines(rows: list[_Row], edge: bool = True) -> None:
+def _show_core_rows(rows: list[_Row], edge: bool = True) -> None:
     """A line each, with a mark under every rescaling that leaves the number as it is."""
     shown = []
-    for name, words in captions().items():
+    for name, words in captions_by_measure().items():
         # Of several options the first: the others are in the table below.
         row = next((row for row in rows if row.name.partition("[")[0] == name and not row.layer), None)
         if row is not None and SCALES_STOP not in row.remark:
             kept = row.entry.invariant_under if row.entry is not None else frozenset()
             marks = ["✓" if key in kept else "—" for key in RESCALINGS]
             options = row.name[len(name) :].strip("[]")
-            shown.append([name, _unbroken(row.value), *marks, f"{words}, {options}" if options else words])
+            shown.append(
+                [name, _value_without_line_break(row.value), *marks, f"{words}, {options}" if options else words]
+            )
     show_grid(
         ["measure", "value", *(key.removesuffix("_scaling") for key in RESCALINGS), "what it is"], shown, edge=edge
     )
 
 
-def _show_families_of(rows: list[_Row]) -> dict[str, int]:
+def _show_rows_by_family(rows: list[_Row]) -> dict[str, int]:
     """Every line under the heading of its family; returns long remarks, each with the number that stands for it."""
     notes: dict[str, int] = {}
     families: dict[str, list[_Row]] = {}
@@ -366,11 +370,11 @@ def _show_families_of(rows: list[_Row]) -> dict[str, int]:
             remark = row.remark
             if len(remark) > SHORT:
                 remark = f"[{notes.setdefault(remark, len(notes) + 1)}]"
-            shown.append([f"  {row.name}", row.layer, _unbroken(row.value), remark])
+            shown.append([f"  {row.name}", row.layer, _value_without_line_break(row.value), remark])
     show_grid(["measure", "layer", "value", "remark"], shown)
     return notes
 
 
-def _unbroken(value: str) -> str:
+def _value_without_line_break(value: str) -> str:
     """A value with its error, which stay on one line."""
     return value.replace(" ", "\N{NO-BREAK SPACE}")

@@ -9,15 +9,15 @@ from rich.text import Text
 from flatscope.auditing import Audit, audit
 from flatscope.cli.options import AuditCommand, ExplainCommand, LandscapeCommand, SpectrumCommand
 from flatscope.cli.output import (
-    check_folder,
+    check_output_file,
+    check_output_folder,
     check_outputs,
-    check_place,
-    deliver,
     note_found_initial,
     note_missing_weights,
     show_grid,
     show_headline,
     show_note,
+    write_and_show_result,
 )
 from flatscope.cli.sources import (
     check_measures,
@@ -63,7 +63,7 @@ def run_audit(given: AuditCommand) -> None:
     found.meta |= network_meta(given)
     note_missing_weights(given.model, given.weights)
     note_found_initial(given.initial, begun)
-    deliver(found, given, lambda: show_audit(found))
+    write_and_show_result(found, given, lambda: show_audit(found))
 
 
 def show_audit(found: Audit) -> None:
@@ -94,7 +94,7 @@ def run_explain(given: ExplainCommand) -> None:
     found = explain(problem, given.measures, given.precision, curvature=given.curvature)
     found.meta |= network_meta(given)
     note_missing_weights(given.model, given.weights)
-    deliver(found, given, lambda: show_explanation(found))
+    write_and_show_result(found, given, lambda: show_explanation(found))
 
 
 def show_explanation(found: Explanation) -> None:
@@ -109,7 +109,7 @@ def run_landscape(given: LandscapeCommand) -> None:
     """Evaluate, show, save."""
     check_outputs(given, Surface)
     if given.checkpoint is not None:
-        check_folder(given.checkpoint)
+        check_output_folder(given.checkpoint)
     if given.to and given.directions is not None:
         raise InputError("either --directions or --to", "both", where="landscape")
     options = parse_model_options(given.model_option)
@@ -122,7 +122,7 @@ def run_landscape(given: LandscapeCommand) -> None:
     note_missing_weights(given.model, given.weights)
     if not (given.out or given.report or given.as_json):
         show_note("no picture was asked for: --out plane.png, or --report page.html, writes one")
-    deliver(surface, given, lambda: show_surface(surface))
+    write_and_show_result(surface, given, lambda: show_surface(surface))
 
 
 def show_surface(surface: Surface) -> None:
@@ -151,7 +151,7 @@ def _check_spectrum(given: SpectrumCommand) -> None:
         if not given.draws and path.suffix.lower() != ".html":
             raise InputError("--draws of at least 1 for a file of the density", "0", where=str(path))
     if given.pairs_out is not None:
-        check_place(given.pairs_out, Eigenpairs.ENDINGS)
+        check_output_file(given.pairs_out, Eigenpairs.ENDINGS)
     if given.top + given.bottom + given.draws < 1 or min(given.top, given.bottom, given.draws) < 0:
         got = f"{given.top}, {given.bottom} and {given.draws}"
         raise InputError("eigenvalues or draws to find", got, where="spectrum")
@@ -191,4 +191,4 @@ def run_spectrum(given: SpectrumCommand) -> None:
     def as_json() -> str:
         return json.dumps({result.WORD: json.loads(result.to_json()) for result in found}, indent=1)
 
-    deliver(density or found[0], given, show, page=found, as_json=as_json)
+    write_and_show_result(density or found[0], given, show, page=found, as_json=as_json)

@@ -9,7 +9,15 @@ from typing import Any
 
 import pandas as pd
 
-from flatscope.cli.output import check_folder, check_outputs, command_line, deliver, show_grid, show_note, show_text
+from flatscope.cli.output import (
+    check_output_folder,
+    check_outputs,
+    command_line,
+    show_grid,
+    show_note,
+    show_text,
+    write_and_show_result,
+)
 from flatscope.cli.population_options import AtlasCommand, BenchmarkCommand
 from flatscope.disk import read_with_sum
 from flatscope.errors import InputError, refuse_unknown
@@ -35,17 +43,17 @@ SCORES_SHOWN = (
 def run_atlas(given: AtlasCommand) -> None:
     """Correlations along training: read, correlate, show, save."""
     check_outputs(given, Atlas)
-    looks = chosen_rows(read_looks(given.source), given.where or ())
+    looks = rows_meeting_conditions(read_table_of_looks(given.source), given.where or ())
     chosen: dict[str, Any] = {"kinds": given.kinds} if given.kinds else {}
     found = atlas(
         looks, given.measures or (), target=given.target, by=given.by or (), network=given.network,
         resamples=given.resamples, seed=given.seed, **chosen,
     )  # fmt: skip
     found.meta |= {"source": given.source, "rows": len(looks), "command": command_line()}
-    deliver(found, given, lambda: show_grid(*found.cells()))
+    write_and_show_result(found, given, lambda: show_grid(*found.cells()))
 
 
-def read_looks(source: str) -> pd.DataFrame:
+def read_table_of_looks(source: str) -> pd.DataFrame:
     """The table in a file, or the looks of the trials in a store with their settings."""
     path = Path(source)
     if path.is_file():
@@ -72,7 +80,7 @@ def read_looks(source: str) -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True)
 
 
-def chosen_rows(looks: pd.DataFrame, conditions: Sequence[str]) -> pd.DataFrame:
+def rows_meeting_conditions(looks: pd.DataFrame, conditions: Sequence[str]) -> pd.DataFrame:
     """The rows that fulfil every condition `COLUMN=VALUE` or `COLUMN!=VALUE`."""
     for condition in conditions:
         name, equals, value = condition.partition("=")
@@ -100,7 +108,7 @@ def run_benchmark(given: BenchmarkCommand) -> None:
     if given.rebuild is not None:
         if given.store is None or given.measures:
             raise InputError("--store FOLDER and no measures", "something else", where="--rebuild")
-        check_folder(given.rebuild)
+        check_output_folder(given.rebuild)
         board = rebuild(given.rebuild, given.store, workers=given.workers)
         show_note(f"table and leaderboards written to {given.rebuild}")
     else:
@@ -116,4 +124,4 @@ def run_benchmark(given: BenchmarkCommand) -> None:
         show_grid(*board.cells())
         show_text(SCORES_SHOWN)
 
-    deliver(board, given, show, page=page)
+    write_and_show_result(board, given, show, page=page)

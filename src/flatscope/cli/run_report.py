@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from flatscope.cli.options import ReportCommand
-from flatscope.cli.output import check_folder, check_place, command_line, show_headline, show_note
+from flatscope.cli.output import check_output_file, check_output_folder, command_line, show_headline, show_note
 from flatscope.errors import InputError
 from flatscope.files import PICTURES
 from flatscope.formatting import numbered
-from flatscope.reports.items import HISTORY_FILE, named_path, read_item, shown_kinds
+from flatscope.reports.items import HISTORY_FILE, read_item, shown_kinds, split_name_and_path
 from flatscope.reports.page import report, save_figures
 from flatscope.result import Result
 
@@ -16,14 +16,14 @@ MOST_ANSWERS = 4  # first lines of what is on the page
 
 def run_report(given: ReportCommand) -> None:
     """Read, write the page and the figures."""
-    check_place(given.out, (".html",))
+    check_output_file(given.out, (".html",))
     if given.figures is not None:
-        check_folder(given.figures)
+        check_output_folder(given.figures)
     chosen = [name.strip().lower() for name in given.formats.split(",") if name.strip()]
     for name in chosen or [""]:
         if name not in PICTURES:
             raise InputError(f"formats of {', '.join(PICTURES)}", repr(given.formats), where="--format")
-    places = [place for item in given.items for place in _with_scales(item)]
+    places = [place for item in given.items for place in _paths_with_study_scales(item)]
     found = [pair for place in places for pair in read_item(place, given.target, given.measures or ())]
     page = report(found, given.out, title=given.title, command=command_line())
     for name, thing in found[:MOST_ANSWERS]:
@@ -35,9 +35,9 @@ def run_report(given: ReportCommand) -> None:
         show_note(f"{numbered(len(saved), 'figure')} written to {given.figures}")
 
 
-def _with_scales(given: str) -> list[str]:
+def _paths_with_study_scales(given: str) -> list[str]:
     """Paths as given; for the folder of a study, the folders of the scales at which it was run."""
-    name, folder = named_path(given)
+    name, folder = split_name_and_path(given)
     marks = [kind.folder_file for kind in shown_kinds().values() if kind.folder_file]
     if any((folder / file).is_file() for file in (HISTORY_FILE, *marks)):
         return [given]

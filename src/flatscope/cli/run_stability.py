@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from flatscope.cli.options import INITIAL_FILE, KEPT_FOLDER, StabilityCommand
-from flatscope.cli.output import check_outputs, command_line, deliver, show_grid, show_note, show_text
+from flatscope.cli.output import check_outputs, command_line, show_grid, show_note, show_text, write_and_show_result
 from flatscope.cli.sources import load_model, load_source, parse_model_options
 from flatscope.disk import MOST_TEXT, read_file
 from flatscope.errors import InputError, Interrupted
@@ -52,7 +52,11 @@ def run_stability(given: StabilityCommand) -> None:
     check_outputs(given, Stability)
     options, device = parse_model_options(given.model_option), usable_device(given.device or "cpu")
     loaded = load_source(given)
-    run = _run_folder(given, loaded) if len(given.weights) == 1 and given.weights[0].is_dir() else _files(given)
+    run = (
+        _run_of_training_folder(given, loaded)
+        if len(given.weights) == 1 and given.weights[0].is_dir()
+        else _run_of_checkpoint_files(given)
+    )
     recorder = StabilityRecorder(
         loaded.train,
         batch=run.batch,
@@ -88,12 +92,12 @@ def run_stability(given: StabilityCommand) -> None:
             show_text(sentence)
         show_grid(*found.cells())
 
-    deliver(found, given, show, unfinished=stopped is not None)
+    write_and_show_result(found, given, show, unfinished=stopped is not None)
     if stopped:
         raise stopped
 
 
-def _files(given: StabilityCommand) -> Run:
+def _run_of_checkpoint_files(given: StabilityCommand) -> Run:
     """Checkpoints by name, with the settings of the command line."""
     if given.lr is None:
         fix = "Give the learning rate of the training; only the folder of flatscope train --keep-every knows its own"
@@ -113,7 +117,7 @@ def _numbers_in(paths: list[Path]) -> list[int]:
     return numbers if len(numbers) == len(paths) and sorted(set(numbers)) == numbers else list(range(len(paths)))
 
 
-def _run_folder(given: StabilityCommand, loaded: Any) -> Run:
+def _run_of_training_folder(given: StabilityCommand, loaded: Any) -> Run:
     """The kept weights of `flatscope train`, with the settings that its checkpoint names."""
     folder = given.weights[0]
     state = folder / "checkpoint" / STATE_FILE

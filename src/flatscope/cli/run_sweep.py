@@ -8,7 +8,7 @@ from pathlib import Path
 import typer
 
 from flatscope.cli.options import EngineOptions
-from flatscope.cli.output import check_place, show_grid, show_note
+from flatscope.cli.output import check_output_file, show_grid, show_note
 from flatscope.errors import InputError, refuse_unknown
 from flatscope.formatting import numbered, some_of
 from flatscope.training.sweeps.configuration import TRAIN_AND_MEASURE, Sweep
@@ -17,27 +17,27 @@ from flatscope.training.sweeps.store import Store
 from flatscope.training.sweeps.work import check_configs
 
 
-def run_file(file: Path, given: EngineOptions) -> None:
+def run_sweep_file(file: Path, given: EngineOptions) -> None:
     """Run what the store does not have of the sweep that a file describes."""
     sweep = Sweep.from_file(file)
     if sweep.work == TRAIN_AND_MEASURE:  # only of it is known what it needs
         check_configs(sweep.configs(), str(file))
     kept = Store(given.store)
-    _note_changes(sweep, kept)
+    _note_changed_sweep_file(sweep, kept)
     kept.remember(sweep.name, sweep.to_dict())
-    _run(sweep, kept, given)
+    _run_and_show_sweep(sweep, kept, given)
 
 
-def run_remembered(name: str | None, given: EngineOptions) -> None:
+def resume_sweep(name: str | None, given: EngineOptions) -> None:
     """Go on with a sweep that the store remembers."""
     kept = Store(given.store)
-    _run(_remembered(kept, name), kept, given)
+    _run_and_show_sweep(_stored_sweep(kept, name), kept, given)
 
 
-def show_status(store: str) -> None:
+def show_sweep_status(store: str) -> None:
     """Print the progress of the sweeps of a store, and what is damaged in it."""
     kept = Store(store)
-    show_grid(*status_rows(kept))
+    show_grid(*sweep_status_rows(kept))
     failures = kept.failures()
     for key, error in failures.items():
         show_note(f"{key[:8]} failed: {error.splitlines()[0]}")
@@ -51,11 +51,11 @@ def show_status(store: str) -> None:
         raise typer.Exit(code=1)
 
 
-def status_rows(kept: Store) -> tuple[list[str], list[list[str]]]:
+def sweep_status_rows(kept: Store) -> tuple[list[str], list[list[str]]]:
     """Header and rows: of every sweep how many trials are done, running, failed and waiting."""
     running, failures = kept.running(), kept.failures()
     rows = []
-    for plan in _plans(kept).values():
+    for plan in _stored_sweeps(kept).values():
         keys = {kept.key(config): config in kept for config in plan.configs()}
         left = {key for key, done in keys.items() if not done}
         failed, busy = left & failures.keys() - running, left & running
@@ -64,9 +64,9 @@ def status_rows(kept: Store) -> tuple[list[str], list[list[str]]]:
     return ["sweep", "trials", "done", "running", "failed", "waiting"], rows
 
 
-def export_results(out: Path, store: str) -> None:
+def export_sweep_results(out: Path, store: str) -> None:
     """All results of a store as one table."""
-    check_place(out, (".parquet", ".csv"))
+    check_output_file(out, (".parquet", ".csv"))
     kept = Store(store)
     if not kept.damaged() and not len(kept.frame()):
         fix = "Name the folder that the sweep was run with: --store DIR"
@@ -75,7 +75,7 @@ def export_results(out: Path, store: str) -> None:
     show_note(f"{numbered(len(kept.frame()), 'trial')} in {out}")
 
 
-def _run(sweep: Sweep, store: Store, given: EngineOptions) -> None:
+def _run_and_show_sweep(sweep: Sweep, store: Store, given: EngineOptions) -> None:
     units = sweep.units()
     trials = [config for unit in units for config in unit]
     there = sum(config in store for config in trials)
@@ -88,7 +88,7 @@ def _run(sweep: Sweep, store: Store, given: EngineOptions) -> None:
     show_note(f"results in {store.root}; `flatscope sweep export OUT.parquet --store {store.root}` writes one table")
 
 
-def _note_changes(sweep: Sweep, store: Store) -> None:
+def _note_changed_sweep_file(sweep: Sweep, store: Store) -> None:
     """A file that was changed under the same name replaces the plan; trials that are no longer in it stay stored."""
     known = store.plans().get(sweep.name)
     before = {store.key(config) for config in Sweep.from_dict(known).configs()} if known else set()
@@ -99,7 +99,7 @@ def _note_changes(sweep: Sweep, store: Store) -> None:
         show_note(f"{trials} of the {sweep.name!r} that was run here before {verb} no longer in it")
 
 
-def _plans(store: Store) -> dict[str, Sweep]:
+def _stored_sweeps(store: Store) -> dict[str, Sweep]:
     plans = {name: Sweep.from_dict(plan, f"plan {name}") for name, plan in store.plans().items()}
     if not plans:
         for problem in store.damaged_plans().values():
@@ -109,8 +109,8 @@ def _plans(store: Store) -> dict[str, Sweep]:
     return plans
 
 
-def _remembered(store: Store, name: str | None) -> Sweep:
-    plans, damaged = _plans(store), store.damaged_plans()
+def _stored_sweep(store: Store, name: str | None) -> Sweep:
+    plans, damaged = _stored_sweeps(store), store.damaged_plans()
     if name in damaged:
         raise damaged[name]
     if name is None and len(plans) + len(damaged) > 1:

@@ -19,7 +19,7 @@ import typer
 from torch import nn
 
 from flatscope.cli.options import INITIAL_FILE, KEPT_FOLDER, TrainCommand
-from flatscope.cli.output import check_folder, show_grid, show_note
+from flatscope.cli.output import check_output_folder, show_grid, show_note
 from flatscope.cli.sources import load_data, load_model, parse_model_options
 from flatscope.disk import write_whole
 from flatscope.errors import InputError, UnknownNameError, refuse_unknown, refuse_unless_whole
@@ -43,7 +43,7 @@ SHOWN = 20
 
 def run_train(given: TrainCommand, typed: list[str]) -> None:
     """Train, show, save; `typed` are the options that stand on the command line."""
-    check_folder(given.out)
+    check_output_folder(given.out)
     if given.population is not None:
         _refuse_beside_population(typed)
         train_file(given.population, given.out, given.device, given.data_root)
@@ -52,7 +52,7 @@ def run_train(given: TrainCommand, typed: list[str]) -> None:
         if not value:
             raise InputError(f"{name}, or --population with a file", "neither", where="flatscope train")
     settings = {name: getattr(given, name) for name in TrainConfig().to_dict() if hasattr(given, name)}
-    config = TrainConfig.from_dict(settings | {"lr_steps": [_step(entry) for entry in given.lr_step or ()]})
+    config = TrainConfig.from_dict(settings | {"lr_steps": [_parse_rate_step(entry) for entry in given.lr_step or ()]})
     place = usable_device(given.device)
     options = parse_model_options(given.model_option)
     loaded = load_data(given)
@@ -90,7 +90,7 @@ def _refuse_beside_population(typed: list[str]) -> None:
             raise InputError("settings in the file alone", f"{option} on the command line", "--population", fix)
 
 
-def _step(entry: str) -> list[float]:
+def _parse_rate_step(entry: str) -> list[float]:
     """`80:0.1` as [80, 0.1]."""
     epoch, _, factor = entry.partition(":")
     try:
@@ -106,10 +106,10 @@ def train_file(path: Path, out: Path, device: str, data_root: Path | None) -> No
     for key in content:
         if key not in TABLES:
             raise UnknownNameError(f"one of {', '.join(TABLES)}", repr(key), where=str(path))
-    model, options = _named(content.get("model"), "model", path)
-    options, model_seed = _as_in_a_sweep(options, path)
-    name, settings = _named(content.get("data"), "data", path)
-    trials = expand(content, str(path))
+    model, options = _name_and_options(content.get("model"), "model", path)
+    options, model_seed = _model_options_and_seed(options, path)
+    name, settings = _name_and_options(content.get("data"), "data", path)
+    trials = expand_training_grid(content, str(path))
     known = [key for key in inspect.signature(loading.load).parameters if key not in ("name", "root")]
     for key in settings:
         if key not in known:
@@ -127,12 +127,12 @@ def train_file(path: Path, out: Path, device: str, data_root: Path | None) -> No
     build: Build = from_factory if ":" in model else model
     population = train_population(build, trials, data, device=place, checkpoint=out / "checkpoint")
     save_population(population, out)
-    _show(population, out)
+    _show_population(population, out)
     if population.frame()["diverged"].all():
         raise typer.Exit(code=1)
 
 
-def expand(content: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
+def expand_training_grid(content: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
     """One dictionary per trial, with a name: what all share, then the cell of the grid, then the trial's own."""
     given = {key: content[key] for key in ("trials", "grid") if key in content}
     sweep = Sweep.from_dict({"name": "population", "base": content.get("train", {}), **given}, where)
@@ -166,14 +166,14 @@ def save_population(population: Population, out: Path) -> None:
     write_whole(out / "frame.parquet", frame_bytes(frame))
 
 
-def _named(table: Any, kind: str, path: Path) -> tuple[str, dict[str, Any]]:
+def _name_and_options(table: Any, kind: str, path: Path) -> tuple[str, dict[str, Any]]:
     """The `name` of [model] or [data], and the other entries, which are its options."""
     if not isinstance(table, dict) or not isinstance(table.get("name"), str):
         raise InputError(f"a table [{kind}] with a name", "none", where=f"--population {path}")
     return table["name"], {key: value for key, value in table.items() if key != "name"}
 
 
-def _as_in_a_sweep(options: dict[str, Any], path: Path) -> tuple[dict[str, Any], Any]:
+def _model_options_and_seed(options: dict[str, Any], path: Path) -> tuple[dict[str, Any], Any]:
     """Options of the model, and the seed of its weights where [model] has `options` and `seed`, as in a sweep."""
     if "options" not in options:
         return options, None  # a `seed` is then an option like the others, for a factory that takes one
@@ -184,7 +184,7 @@ def _as_in_a_sweep(options: dict[str, Any], path: Path) -> tuple[dict[str, Any],
     return options["options"], options.get("seed")
 
 
-def _show(population: Population, out: Path) -> None:
+def _show_population(population: Population, out: Path) -> None:
     frame, (header, rows) = population.frame(), population.cells()
     show_grid(header, rows[:SHOWN], title=numbered(len(population), "network"))
     if len(frame) > SHOWN:

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from flatscope.cli.output import check_place, command_line, show_grid, show_note
-from flatscope.cli.run_sweep import status_rows
+from flatscope.cli.output import check_output_file, command_line, show_grid, show_note
+from flatscope.cli.run_sweep import sweep_status_rows
 from flatscope.disk import MOST_TEXT, read_file, read_with_sum
 from flatscope.errors import InputError
 from flatscope.files import from_json_bytes
@@ -44,10 +44,10 @@ def watch_run(place: str, every: float, page: Path | None, once: bool) -> None:
     if every <= 0:
         raise InputError("a time above zero", repr(every), where="--every")
     if page is not None:
-        check_place(page, (".html",))
+        check_output_file(page, (".html",))
     shown: list[list[str]] = []
     while True:
-        found = look(place)
+        found = moment_of_run(place)
         if found.rows != shown:
             show_grid(found.header, found.rows)
             shown = found.rows
@@ -61,36 +61,38 @@ def watch_run(place: str, every: float, page: Path | None, once: bool) -> None:
         show_note(f"report written to {page}")
 
 
-def look(place: str) -> Moment:
+def moment_of_run(place: str) -> Moment:
     """A training, or one of many networks, by its folder; a sweep by its store."""
     folder = Path(place)
     for state in (folder / "checkpoint" / STATE_FILE, folder / STATE_FILE):
         if state.is_file():
-            return _training(folder.name, state)
+            return _moment_of_training(folder.name, state)
     if (folder / HISTORY_FILE).is_file():
         with reading("the history of a training", str(folder / HISTORY_FILE)):
-            return _curves({folder.name: pd.read_csv(io.BytesIO(read_with_sum(folder / HISTORY_FILE)))}, over=True)
-    if histories := _population(folder / "checkpoint"):
-        return _curves(histories, over=(folder / "frame.parquet").is_file())
+            return _moment_of_histories(
+                {folder.name: pd.read_csv(io.BytesIO(read_with_sum(folder / HISTORY_FILE)))}, over=True
+            )
+    if histories := _population_histories(folder / "checkpoint"):
+        return _moment_of_histories(histories, over=(folder / "frame.parquet").is_file())
     store = Store(place)
     if not store.plans() and not store.damaged_plans():
         fix = "Name the --out of flatscope train, or the --store of flatscope sweep"
         raise InputError("a training or a sweep", "neither", where=place, fix=fix)
-    header, rows = status_rows(store)
+    header, rows = sweep_status_rows(store)
     frame = store.frame()
     items = [PopulationFrame(frame)] if len(frame) > 1 and is_population(frame) else []
     waiting = sum(int(row[header.index(name)]) for row in rows for name in ("running", "waiting"))
     return Moment(header, rows, items, over=waiting == 0)
 
 
-def _training(name: str, path: Path) -> Moment:
+def _moment_of_training(name: str, path: Path) -> Moment:
     with reading("the state of a training", str(path)):
         state = from_json_bytes(read_file(path, MOST_TEXT))["state"]
         history = pd.DataFrame([{key: float(value) for key, value in row.items()} for row in state["rows"]])
-        return _curves({name: history}, over=bool(state.get("stopped_by")))
+        return _moment_of_histories({name: history}, over=bool(state.get("stopped_by")))
 
 
-def _population(checkpoint: Path) -> dict[str, pd.DataFrame]:
+def _population_histories(checkpoint: Path) -> dict[str, pd.DataFrame]:
     """The histories of networks that train at once, from their groups' checkpoints."""
     found: dict[str, pd.DataFrame] = {}
     for path in sorted(checkpoint.glob("*.safetensors")):
@@ -101,7 +103,7 @@ def _population(checkpoint: Path) -> dict[str, pd.DataFrame]:
     return found
 
 
-def _curves(histories: Mapping[str, pd.DataFrame], over: bool) -> Moment:
+def _moment_of_histories(histories: Mapping[str, pd.DataFrame], over: bool) -> Moment:
     begun = {name: history for name, history in histories.items() if len(history)}
     columns = [column for column in SHOWN if any(column in history for history in begun.values())]
     rows = [[name, *(number(float(h[c].iloc[-1])) for c in columns)] for name, h in begun.items()]

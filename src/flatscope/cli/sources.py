@@ -20,7 +20,7 @@ from flatscope.disk import MOST_TEXT, read_file, read_with_sum
 from flatscope.errors import InputError, UnknownNameError, refuse_unknown
 from flatscope.files import file_digest, from_json_bytes
 from flatscope.inputs.factories import find_factory
-from flatscope.inputs.hub_models import hub_model, is_hub_model, tokenizer_of
+from flatscope.inputs.hub_models import hub_model, is_hub_model, tokenizer_loader
 from flatscope.inputs.hub_tables import is_hub_data
 from flatscope.inputs.loading import Data, DataSource, load, load_or_read
 from flatscope.inputs.weight_files import STATE_FILE, WEIGHTS_FILE, load_weights
@@ -55,14 +55,14 @@ def load_model(
     elif ":" in model:
         factory = find_factory(model)
         with private_randomness(seed):  # modules draw their weights from the global state
-            built = _call(factory, given, f"--model {model}")
+            built = _call_factory(factory, given, f"--model {model}")
         if not isinstance(built, nn.Module):
             raise InputError("a factory that returns a torch.nn.Module", type(built).__name__, where=f"--model {model}")
     elif model in models.available():
         fitting: dict[str, object] = {}
         if isinstance(data, Data) and "input_shape" in models.model_options(model):
             fitting = {"input_shape": data.input_shape, "classes": data.n_classes}
-        built = _build(model, seed, fitting | given)
+        built = _build_model(model, seed, fitting | given)
     else:
         unknown = UnknownNameError.among(model, models.available(), "model")
         unknown.fix += " A model of your own is named file.py:factory, one of a hub timm:NAME or hf:FOLDER-OR-ID"
@@ -72,7 +72,7 @@ def load_model(
     return built.eval()
 
 
-def _call(factory: Callable[..., Any], options: dict[str, Any], where: str) -> Any:
+def _call_factory(factory: Callable[..., Any], options: dict[str, Any], where: str) -> Any:
     """The factory's model; a call that does not fit its parameters is the user's slip, not a failed run."""
     try:
         inspect.signature(factory).bind(**options)
@@ -86,7 +86,7 @@ def _call(factory: Callable[..., Any], options: dict[str, Any], where: str) -> A
     return factory(**options)
 
 
-def _build(model: str, seed: int, options: dict[str, Any]) -> nn.Module:
+def _build_model(model: str, seed: int, options: dict[str, Any]) -> nn.Module:
     try:
         return models.build(model, seed=seed, **options)
     except InputError as problem:
@@ -102,23 +102,23 @@ def parse_model_options(entries: Iterable[str] | None) -> dict[str, Any]:
         name, found, value = entry.partition("=")
         if not (found and name.isidentifier()):
             raise InputError("name=value, as in widths=64,32,10", repr(entry), where="--model-option")
-        options[name] = _literal(value)
+        options[name] = _parse_literal_or_word(value)
     return options
 
 
 def load_data(given: DataOptions) -> Data:
     """The samples that a command line describes, as tensors."""
-    return load(**_for_load(given))
+    return load(**_load_arguments_with_columns(given))
 
 
 def load_source(given: DataOptions) -> Data | DataSource:
     """The samples that a command line describes, for a `Problem`: also loaders, read as they come."""
     model = getattr(given, "model", "")
     name = model if isinstance(model, str) else next(iter(model), "")
-    return load_or_read(**_for_load(given), tokenizer=tokenizer_of(name))
+    return load_or_read(**_load_arguments_with_columns(given), tokenizer=tokenizer_loader(name))
 
 
-def _for_load(given: DataOptions) -> dict[str, Any]:
+def _load_arguments_with_columns(given: DataOptions) -> dict[str, Any]:
     """Arguments of `load`, with columns by what they hold."""
     columns: dict[str, str] = {}
     for entry in given.column or ():
@@ -128,14 +128,14 @@ def _for_load(given: DataOptions) -> dict[str, Any]:
         columns[role] = name
     if is_hub_data(given.data) and getattr(given, "loss", "") == "next_token":
         columns.setdefault("label", "input_ids")
-    return given.for_load() | {"columns": columns}
+    return given.load_arguments() | {"columns": columns}
 
 
 def make_problem(network: nn.Module, loaded: Data | DataSource, given: ProblemOptions, **settings: Any) -> Problem:
     """The problem of a network on its data; `settings` go to `Problem` before those given."""
     if ":" in given.loss:
         settings["loss"] = find_factory(given.loss)
-    return Problem(network, train=loaded.train, test=loaded.test, **given.for_problem() | settings)
+    return Problem(network, train=loaded.train, test=loaded.test, **given.problem_arguments() | settings)
 
 
 def load_problem(given: NetworkOptions, **settings: Any) -> tuple[Problem, Data | DataSource]:
@@ -196,7 +196,7 @@ def asked_measures(given: MeasureOptions, report: Path | None) -> list[str] | No
     return given.measures or ([*CORE, *PICTURED] if report is not None else None)
 
 
-def chosen_bounds(default: bool, named: Iterable[str] | None) -> list[str]:
+def names_of_bounds(default: bool, named: Iterable[str] | None) -> list[str]:
     """Names of the bounds that --bounds and --bound ask for, together."""
     asked = [*(select(None, "bound") if default else ()), *select(named or (), "bound")]
     return list(dict.fromkeys(entry.name for entry in asked))
@@ -232,11 +232,11 @@ def parse_options(entries: Iterable[str]) -> Options:
         measure, dot, option = name.partition(".")
         if not (found and dot and option):
             raise InputError("measure.option=value, as in margin.epsilon=0.1", repr(entry), where="--option")
-        options.setdefault(measure, {})[option] = _literal(value)
+        options.setdefault(measure, {})[option] = _parse_literal_or_word(value)
     return options
 
 
-def _literal(value: str) -> Any:
+def _parse_literal_or_word(value: str) -> Any:
     """A Python literal (number, True, tuple) or, failing that, the word itself."""
     try:
         return ast.literal_eval(value)

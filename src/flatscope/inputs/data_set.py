@@ -90,40 +90,40 @@ class DataSource:
 WANTED = "a Data, (x, y), a Dataset, a DataLoader or batches, or a pair (training, test) of them"
 
 
-def from_npz(path: Path) -> Raw:
+def samples_from_npz(path: Path) -> Raw:
     """Samples of an npz file, checked."""
     arrays = read_npz(path)
     train = (arrays["x_train"], arrays["y_train"])
     test = (arrays["x_test"], arrays["y_test"]) if "x_test" in arrays else None
     names = tuple(str(name) for name in arrays["classes"]) if "classes" in arrays else None
     try:
-        return checked_raw(path.stem, train, test, names, str(path))
+        return checked_raw_samples(path.stem, train, test, names, str(path))
     except InputError as error:
         raise DataFileError(error.expected, error.got, error.where, error.fix) from error
 
 
-def from_function(spec: str) -> Raw | DataSource:
+def samples_from_function(spec: str) -> Raw | DataSource:
     """Return value of a user's function without arguments: samples as arrays, or a source of samples."""
     name, made = spec.rpartition(":")[2], find_factory(spec)()
     if isinstance(made, Raw):  # a set of ours under construction, handled like those with a name
         return made
     if isinstance(made, Data):
-        train, test = _as_arrays(made.train), _as_arrays(made.test) if made.test else None
+        train, test = _pair_as_arrays(made.train), _pair_as_arrays(made.test) if made.test else None
         return Raw(made.name, train, test, made.classes, 1.0, made.notes or spec, own=True, ready=made)
-    train_part, test_part = _parts(made)
+    train_part, test_part = _training_and_test_of(made)
     if test_part is None and not _is_source(train_part):
         empty = isinstance(made, tuple | list) and not made
         raise InputError(WANTED, f"an empty {type(made).__name__}" if empty else type(made).__name__, where=spec)
     if not all(_is_source(part) for part in (train_part, test_part) if part is not None):
         raise InputError(WANTED, "parts that are none of these", where=spec)
     pairs = [part for part in (train_part, test_part) if part is not None]
-    if not all(isinstance(part, tuple | list) and len(part) == 2 and all(map(_is_array, part)) for part in pairs):
+    if not all(isinstance(part, tuple | list) and len(part) == 2 and all(map(_is_array_like, part)) for part in pairs):
         return DataSource(name, train_part, test_part, spec)
-    test = None if test_part is None else _as_arrays(test_part)
-    return checked_raw(name, _as_arrays(train_part), test, None, spec)
+    test = None if test_part is None else _pair_as_arrays(test_part)
+    return checked_raw_samples(name, _pair_as_arrays(train_part), test, None, spec)
 
 
-def collected(source: DataSource, with_test: bool) -> Raw:
+def collect_source_as_arrays(source: DataSource, with_test: bool) -> Raw:
     """All samples of a source as arrays, for what can be done to arrays alone."""
     parts = [source.train, source.test] if with_test and source.test is not None else [source.train]
     pairs: list[Pair] = []
@@ -135,17 +135,17 @@ def collected(source: DataSource, with_test: bool) -> Raw:
             fix = "Draw and change the samples in the function itself"
             raise InputError(expected, "several tensors a sample, or other shapes", f"{source.notes}, {what} part", fix)
         x = torch.cat([inputs for inputs, _ in batches if isinstance(inputs, Tensor)])
-        pairs.append(_as_arrays((x, torch.cat([targets for _, targets in batches]))))
-    return checked_raw(source.name, pairs[0], pairs[1] if len(pairs) > 1 else None, None, source.notes)
+        pairs.append(_pair_as_arrays((x, torch.cat([targets for _, targets in batches]))))
+    return checked_raw_samples(source.name, pairs[0], pairs[1] if len(pairs) > 1 else None, None, source.notes)
 
 
-def _parts(made: Any) -> tuple[Any, Any]:
+def _training_and_test_of(made: Any) -> tuple[Any, Any]:
     """(training, test) of what a function returned; test is None where there is none."""
     if isinstance(made, Mapping) and "train" in made and set(made) <= {"train", "test"}:
         return made["train"], made.get("test")
     if isinstance(made, list) and all(isinstance(part, Mapping) for part in made):
         return made, None  # batches, also where there are two of them
-    two = isinstance(made, tuple | list) and len(made) == 2 and not _is_array(made[1])
+    two = isinstance(made, tuple | list) and len(made) == 2 and not _is_array_like(made[1])
     return (made[0], made[1]) if two else (made, None)
 
 
@@ -157,7 +157,7 @@ def _is_source(part: Any) -> bool:
     return readable and not isinstance(part, str | bytes | Tensor | np.ndarray | nn.Module)
 
 
-def _is_array(value: Any) -> bool:
+def _is_array_like(value: Any) -> bool:
     """An array, or numbers in a list, or lists of them."""
     if isinstance(value, Tensor | np.ndarray):
         return True
@@ -166,17 +166,21 @@ def _is_array(value: Any) -> bool:
     return isinstance(value, list | tuple) and len(value) > 0 and isinstance(value[0], int | float)
 
 
-def _as_arrays(pair: Any) -> Pair:
+def _pair_as_arrays(pair: Any) -> Pair:
     x, y = (part.detach().cpu().numpy() if isinstance(part, Tensor) else np.asarray(part) for part in pair)
     return x, y
 
 
-def checked_raw(name: str, train: Pair, test: Pair | None, classes: tuple[str, ...] | None, where: str) -> Raw:
+def checked_raw_samples(name: str, train: Pair, test: Pair | None, classes: tuple[str, ...] | None, where: str) -> Raw:
     """A user's arrays, once everything that can be wrong with them has been looked at."""
-    train = _checked_pair(*train, f"{where}, training part")
-    test = _checked_pair(*test, f"{where}, test part") if test else None
-    if test and _kind(test) != _kind(train):
-        raise InputError(f"test samples like the training samples, {_kind(train)}", _kind(test), where)
+    train = _checked_inputs_and_labels(*train, f"{where}, training part")
+    test = _checked_inputs_and_labels(*test, f"{where}, test part") if test else None
+    if test and _type_of_samples_in_words(test) != _type_of_samples_in_words(train):
+        raise InputError(
+            f"test samples like the training samples, {_type_of_samples_in_words(train)}",
+            _type_of_samples_in_words(test),
+            where,
+        )
     if train[1].dtype.kind == "f" or train[1].ndim > 1:
         classes = ()
     else:
@@ -187,13 +191,13 @@ def checked_raw(name: str, train: Pair, test: Pair | None, classes: tuple[str, .
     return Raw(name, train, test, classes, 255.0 if train[0].dtype == np.uint8 else 1.0, where, own=True)
 
 
-def _kind(samples: Pair) -> str:
+def _type_of_samples_in_words(samples: Pair) -> str:
     x, y = samples
     several = f" of shape {y.shape[1:]}" if y.ndim > 1 else ""
     return f"{x.dtype} of shape {x.shape[1:]} with {y.dtype} targets{several}"
 
 
-def _checked_pair(x: Array, y: Array, where: str) -> Pair:
+def _checked_inputs_and_labels(x: Array, y: Array, where: str) -> Pair:
     if x.dtype.kind not in "biuf" or x.ndim < 2 or len(x) == 0:
         raise InputError("samples as numbers (n, ...), n at least 1", f"{x.dtype} of shape {x.shape}", where)
     if y.dtype.kind not in "biuf" or y.ndim == 0 or len(y) != len(x):

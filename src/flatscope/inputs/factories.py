@@ -22,7 +22,7 @@ def find_factory(source: str) -> Callable[..., Any]:
     target, _, name = source.rpartition(":")
     if not target or not name:
         raise InputError("file.py:factory or package.module:factory", repr(source), where="factory")
-    module = _from_file(Path(target).expanduser()) if target.endswith(".py") else _from_path(target)
+    module = _module_from_file(Path(target).expanduser()) if target.endswith(".py") else _module_from_path(target)
     factory = getattr(module, name, None)
     if not callable(factory):
         public = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
@@ -30,16 +30,16 @@ def find_factory(source: str) -> Callable[..., Any]:
     return factory  # type: ignore[no-any-return]
 
 
-def _from_path(target: str) -> ModuleType:
+def _module_from_path(target: str) -> ModuleType:
     try:
-        with _importing_from(Path.cwd()):  # a console script does not have it on its path, unlike `python -m`
+        with _folder_on_import_path(Path.cwd()):  # a console script does not have it on its path, unlike `python -m`
             return importlib.import_module(MOVED.get(target, target))
     except Exception as error:
         fix = "A file is named with its ending: path/to/file.py:factory"
-        raise InputError("a module that can be imported", _said(error), target, fix) from error
+        raise InputError("a module that can be imported", _error_in_words(error), target, fix) from error
 
 
-def _from_file(path: Path) -> ModuleType:
+def _module_from_file(path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(f"flatscope_user_{path.stem}", path)
     if not path.is_file() or spec is None or spec.loader is None:
         fix = f"Check the path, from {Path.cwd()}; the function follows a colon: path/to/file.py:function"
@@ -47,16 +47,16 @@ def _from_file(path: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses defined in the file look their module up there
     try:
-        with _importing_from(path.parent.resolve()):  # the file may import its neighbours
+        with _folder_on_import_path(path.parent.resolve()):  # the file may import its neighbours
             spec.loader.exec_module(module)
     except Exception as error:
         del sys.modules[spec.name]
-        raise InputError("a python file that can be imported", _said(error), where=str(path)) from error
+        raise InputError("a python file that can be imported", _error_in_words(error), where=str(path)) from error
     return module
 
 
 @contextmanager
-def _importing_from(folder: Path) -> Iterator[None]:
+def _folder_on_import_path(folder: Path) -> Iterator[None]:
     sys.path.insert(0, str(folder))
     try:
         yield
@@ -65,5 +65,5 @@ def _importing_from(folder: Path) -> Iterator[None]:
             sys.path.remove(str(folder))
 
 
-def _said(error: Exception) -> str:
+def _error_in_words(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"

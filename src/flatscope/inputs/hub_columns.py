@@ -11,8 +11,8 @@ import numpy as np
 import pyarrow as pa
 
 from flatscope.errors import DataFileError, InputError, first_line, refuse_unknown
-from flatscope.inputs.data_set import Array, DataSource, Pair, Raw, checked_raw
-from flatscope.inputs.hub_tables import HubTable, held_out_parts, hub_parts, training_part
+from flatscope.inputs.data_set import Array, DataSource, Pair, Raw, checked_raw_samples
+from flatscope.inputs.hub_tables import HubTable, held_out_splits, hub_splits, training_split
 from flatscope.samples import LABEL_KEYS
 
 TOKENS, MASKS = "input_ids", ("attention_mask", "token_type_ids")
@@ -24,7 +24,7 @@ Columns = Mapping[str, str]
 Tokenizer = Callable[..., Any]
 
 
-def from_hub(
+def samples_from_hub(
     name: str, columns: Columns, tokenizer: Callable[[], Tokenizer] | None, with_test: bool
 ) -> Raw | DataSource:
     """Training and test samples of the data set `hf:PLACE`.
@@ -38,23 +38,23 @@ def from_hub(
     """
     for role in columns:
         refuse_unknown(role, ROLES, "column (--column)")
-    parts = hub_parts(name)
-    training = training_part(parts, name)
+    parts = hub_splits(name)
+    training = training_split(parts, name)
     train = parts[training]
-    label, inputs = _label_of(train, columns.get("label")), _inputs_of(train, columns)
+    label, inputs = _label_column(train, columns.get("label")), _input_columns(train, columns)
     reading = _Reading(label, inputs, tokenizer)
-    test = _held_out(parts, training, label) if with_test else None
+    test = _held_out_table(parts, training, label) if with_test else None
     tables = [table for table in (train, test) if table is not None]
     notes = f"{name}, inputs {', '.join(inputs)}, label {label or 'the tokens themselves'}"
     if reading.has_tokens(train):
-        made = [reading.tokens(table) for table in tables]
+        made = [reading.token_batch(table) for table in tables]
         return DataSource(Path(name).name, made[0], made[1] if len(made) > 1 else None, notes)
-    pairs = [reading.arrays(table) for table in tables]
+    pairs = [reading.input_and_label_arrays(table) for table in tables]
     classes = (train.classes.get(label or "") or None) if pairs[0][1].dtype.kind in "iu" else None
-    return checked_raw(Path(name).name, pairs[0], pairs[1] if len(pairs) > 1 else None, classes, notes)
+    return checked_raw_samples(Path(name).name, pairs[0], pairs[1] if len(pairs) > 1 else None, classes, notes)
 
 
-def _label_of(table: HubTable, named: str | None) -> str | None:
+def _label_column(table: HubTable, named: str | None) -> str | None:
     """The column of the labels; None where the tokens themselves are to be predicted, and where there is none."""
     columns = table.rows.column_names
     if named == TOKENS:
@@ -66,9 +66,9 @@ def _label_of(table: HubTable, named: str | None) -> str | None:
     return candidates[0] if candidates else None
 
 
-def _inputs_of(table: HubTable, columns: Columns) -> tuple[str, ...]:
+def _input_columns(table: HubTable, columns: Columns) -> tuple[str, ...]:
     """The columns of the inputs, as named or where only one will do."""
-    names, label = table.rows.column_names, _label_of(table, columns.get("label"))
+    names, label = table.rows.column_names, _label_column(table, columns.get("label"))
     if "input" in columns:
         asked = tuple(part.strip() for part in columns["input"].split(","))
         for name in asked:
@@ -78,7 +78,7 @@ def _inputs_of(table: HubTable, columns: Columns) -> tuple[str, ...]:
         return TOKENS, *(name for name in MASKS if name in names)
     known = {*LABEL_KEYS, *MORE_LABELS, *table.classes} if label is None else {label}
     others = [name for name in names if name not in known]
-    kinds = {name: _kind(table.rows.schema.field(name).type) for name in others}
+    kinds = {name: _type_of_column(table.rows.schema.field(name).type) for name in others}
     for kind in ("picture", "text", "array"):
         of_kind = [name for name in others if kinds[name] == kind]
         if len(of_kind) == 1:
@@ -96,7 +96,7 @@ def _inputs_of(table: HubTable, columns: Columns) -> tuple[str, ...]:
     return numbers
 
 
-def _kind(of: pa.DataType) -> str:
+def _type_of_column(of: pa.DataType) -> str:
     """Kind of values in a column: picture, text, array, number, or nothing that a network reads."""
     if isinstance(of, pa.ExtensionType):
         of = of.storage_type
@@ -105,13 +105,13 @@ def _kind(of: pa.DataType) -> str:
     if pa.types.is_string(of) or pa.types.is_large_string(of):
         return "text"
     if pa.types.is_list(of) or pa.types.is_large_list(of) or pa.types.is_fixed_size_list(of):
-        return "array" if _kind(of.value_type) in ("number", "array") else ""
+        return "array" if _type_of_column(of.value_type) in ("number", "array") else ""
     return "number" if pa.types.is_integer(of) or pa.types.is_floating(of) or pa.types.is_boolean(of) else ""
 
 
-def _held_out(parts: dict[str, HubTable], training: str, label: str | None) -> HubTable | None:
+def _held_out_table(parts: dict[str, HubTable], training: str, label: str | None) -> HubTable | None:
     """The first part to test on whose labels are known: some sets keep those of the test part to themselves."""
-    for name in held_out_parts(parts, training):
+    for name in held_out_splits(parts, training):
         table = parts[name]
         if label is None or label not in table.rows.column_names:
             if label is None:
@@ -136,20 +136,20 @@ class _Reading:
         return self.inputs[0] == TOKENS or self._kind(table) == "text"
 
     def _kind(self, table: HubTable) -> str:
-        return _kind(table.rows.schema.field(self.inputs[0]).type)
+        return _type_of_column(table.rows.schema.field(self.inputs[0]).type)
 
-    def tokens(self, table: HubTable) -> dict[str, Any]:
+    def token_batch(self, table: HubTable) -> dict[str, Any]:
         """All samples as one batch by name, padded to the longest."""
-        batch = self._tokenized(table) if self._kind(table) == "text" else self._padded(table)
+        batch = self._tokenized_texts(table) if self._kind(table) == "text" else self._padded_tokens(table)
         if self.label is not None:
-            batch["labels"] = self._labels(table)
+            batch["labels"] = self._label_array(table)
         else:  # next tokens: places that were filled up count for nothing
             mask = batch.get("attention_mask")
             tokens = batch[TOKENS]
             batch["labels"] = tokens if mask is None else np.where(mask == 0, NOT_A_TOKEN, tokens)
         return batch
 
-    def _tokenized(self, table: HubTable) -> dict[str, Any]:
+    def _tokenized_texts(self, table: HubTable) -> dict[str, Any]:
         if self.tokenizer is None:
             fix = "Name a model with its tokenizer (--model hf:FOLDER), or save the data with a column input_ids"
             raise InputError("a tokenizer for texts", "a model without one", f"{table.where}, {self.inputs[0]}", fix)
@@ -166,7 +166,7 @@ class _Reading:
             raise InputError("texts that the tokenizer takes", first_line(problem), table.where) from problem
         return {name: np.asarray(values) for name, values in encoded.items()}
 
-    def _padded(self, table: HubTable) -> dict[str, Any]:
+    def _padded_tokens(self, table: HubTable) -> dict[str, Any]:
         rows = {name: table.rows.column(name).to_pylist() for name in self.inputs}
         longest = max(map(len, rows[TOKENS]), default=0)
         uneven = any(len(row) < longest for row in rows[TOKENS])
@@ -176,35 +176,35 @@ class _Reading:
             batch["attention_mask"] = (np.arange(longest) < lengths[:, None]).astype(np.int64)
         return batch
 
-    def arrays(self, table: HubTable) -> Pair:
+    def input_and_label_arrays(self, table: HubTable) -> Pair:
         """Inputs and labels as arrays."""
         if self.label is None:
             shown = ", ".join(table.rows.column_names)
             raise InputError("a column of labels", f"columns {shown}", table.where, "Name it: --column label=NAME")
         first = table.rows.column(self.inputs[0])
         if self._kind(table) == "picture":
-            return _pictures(first, table.where), self._labels(table)
-        columns = [_numbers(table.rows.column(name), f"{table.where}, {name}") for name in self.inputs]
+            return _image_array(first, table.where), self._label_array(table)
+        columns = [_numeric_array(table.rows.column(name), f"{table.where}, {name}") for name in self.inputs]
         x = columns[0] if len(columns) == 1 and columns[0].ndim > 1 else np.stack(columns, 1)
-        return x if x.dtype == np.uint8 else x.astype(np.float32), self._labels(table)
+        return x if x.dtype == np.uint8 else x.astype(np.float32), self._label_array(table)
 
-    def _labels(self, table: HubTable) -> Array:
+    def _label_array(self, table: HubTable) -> Array:
         assert self.label is not None
         where = f"{table.where}, {self.label}"
-        if _kind(table.rows.schema.field(self.label).type) == "text":
+        if _type_of_column(table.rows.schema.field(self.label).type) == "text":
             seen = table.rows.column(self.label).unique().to_pylist()[:3]
             fix = "Number them from 0 in the order of the model's outputs (dataset.class_encode_column, or a map)"
             raise InputError("labels as numbers", f"texts such as {', '.join(map(repr, seen))}", where, fix)
-        return _numbers(table.rows.column(self.label), where)
+        return _numeric_array(table.rows.column(self.label), where)
 
 
-def _numbers(column: pa.ChunkedArray, where: str) -> Array:
+def _numeric_array(column: pa.ChunkedArray, where: str) -> Array:
     """A column of numbers, or of lists of them, as an array."""
     if column.null_count:
         got = f"{column.null_count} empty ones"
         raise DataFileError("a number in every row", got, where, "Drop these rows (dataset.filter)")
     try:
-        values = np.array(column.to_pylist()) if _kind(column.type) == "array" else column.to_numpy()
+        values = np.array(column.to_pylist()) if _type_of_column(column.type) == "array" else column.to_numpy()
     except ValueError as problem:
         fix = "Pad or crop them to one"
         raise DataFileError("rows of one shape", "rows of several", where, fix) from problem
@@ -213,7 +213,7 @@ def _numbers(column: pa.ChunkedArray, where: str) -> Array:
     return values
 
 
-def _pictures(column: pa.ChunkedArray, where: str) -> Array:
+def _image_array(column: pa.ChunkedArray, where: str) -> Array:
     """Images (n, channels, height, width) in bytes."""
     from PIL import Image
 

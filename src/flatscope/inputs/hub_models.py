@@ -39,10 +39,10 @@ def hub_model(model: str, options: Mapping[str, Any], *, has_weights: bool, seed
     """
     source, _, name = model.partition(":")
     with private_randomness(seed):
-        return (_timm if source == "timm" else _hugging_face)(name, dict(options), has_weights).eval()
+        return (_timm_model if source == "timm" else _hugging_face_model)(name, dict(options), has_weights).eval()
 
 
-def tokenizer_of(model: str) -> Callable[[], Any] | None:
+def tokenizer_loader(model: str) -> Callable[[], Any] | None:
     """Function that loads the tokenizer saved with the model `hf:PLACE`; None for other models."""
     source, _, name = model.partition(":")
     if source != "hf" or not name:
@@ -65,7 +65,7 @@ def tokenizer_of(model: str) -> Callable[[], Any] | None:
     return load_tokenizer
 
 
-def _timm(name: str, options: dict[str, Any], has_weights: bool) -> nn.Module:
+def _timm_model(name: str, options: dict[str, Any], has_weights: bool) -> nn.Module:
     try:
         import timm
     except ImportError as problem:
@@ -82,7 +82,7 @@ def _timm(name: str, options: dict[str, Any], has_weights: bool) -> nn.Module:
     return network
 
 
-def _hugging_face(name: str, options: dict[str, Any], has_weights: bool) -> nn.Module:
+def _hugging_face_model(name: str, options: dict[str, Any], has_weights: bool) -> nn.Module:
     where = f"--model hf:{name}"
     try:
         import transformers
@@ -105,7 +105,7 @@ def _hugging_face(name: str, options: dict[str, Any], has_weights: bool) -> nn.M
         raise InputError("a model whose class transformers has", kind or "no architecture", where, fix)
     if has_weights:
         try:
-            with bounded_size(where):
+            with refuse_oversized_network(where):
                 built: nn.Module = made(config, **options)
         except InputError:
             raise
@@ -115,7 +115,7 @@ def _hugging_face(name: str, options: dict[str, Any], has_weights: bool) -> nn.M
     options = {"use_safetensors": True, "trust_remote_code": False, **place, **options}  # nothing of a file is run
     loaded: nn.Module
     try:
-        with bounded_size(where):
+        with refuse_oversized_network(where):
             loaded, facts = made.from_pretrained(source, output_loading_info=True, **options)  # type: ignore[attr-defined]
     except InputError:
         raise
@@ -128,7 +128,7 @@ def _hugging_face(name: str, options: dict[str, Any], has_weights: bool) -> nn.M
 
 
 @contextmanager
-def bounded_size(where: str) -> Iterator[None]:
+def refuse_oversized_network(where: str) -> Iterator[None]:
     """Refuse a network as soon as it has more modules than any, or more weights than the machine has memory for.
 
     Its parts are counted while they are put together: a configuration has many names for how many it asks for.

@@ -44,24 +44,24 @@ def is_hub_data(name: str) -> bool:
     return name.startswith(f"{SOURCE}:") and len(name) > len(SOURCE) + 1
 
 
-def hub_parts(name: str) -> dict[str, HubTable]:
+def hub_splits(name: str) -> dict[str, HubTable]:
     """The parts of the data set `hf:PLACE`, by their names."""
     place = name.partition(":")[2]
     path = Path(place).expanduser()
     if path.is_dir():
-        parts = _saved(path) or _loose(path)
+        parts = _tables_of_saved_data_set(path) or _tables_of_loose_files(path)
     elif path.exists():
-        parts = {"train": _file(path)}
+        parts = {"train": _table_of_file(path)}
     elif place.startswith((".", "/", "~")) or path.suffix in READERS:
         raise InputError(FORMS, "no such file or folder", f"--data {name}")
     else:
-        parts = _fetched(place)
+        parts = _fetch_hub_tables(place)
     if not parts:
         raise InputError(FORMS, "a folder without any", str(path), "Write one with dataset.save_to_disk(FOLDER)")
     return parts
 
 
-def training_part(parts: dict[str, HubTable], name: str) -> str:
+def training_split(parts: dict[str, HubTable], name: str) -> str:
     """Name of the part to train on: "train", or the only one."""
     found = next((part for part in TRAIN if part in parts), None)
     if found is None and len(parts) > 1:
@@ -69,36 +69,36 @@ def training_part(parts: dict[str, HubTable], name: str) -> str:
     return found or next(iter(parts))
 
 
-def held_out_parts(parts: dict[str, HubTable], training: str) -> list[str]:
+def held_out_splits(parts: dict[str, HubTable], training: str) -> list[str]:
     """Names of the parts that may serve as test data, the best first."""
     known = [part for part in HELD_OUT if part in parts]
     return [*known, *(part for part in parts if part.startswith(HELD_OUT) and part not in known and part != training)]
 
 
-def _saved(folder: Path) -> dict[str, HubTable]:
+def _tables_of_saved_data_set(folder: Path) -> dict[str, HubTable]:
     """Tables that `save_to_disk` wrote, by part; empty where the folder is not such a one."""
     if (folder / "dataset_dict.json").is_file():
         names = from_json_bytes(read_file(folder / "dataset_dict.json", MOST_TEXT)).get("splits", [])
-        return {str(name): _part(folder / Path(str(name)).name) for name in names}
-    return {"train": _part(folder)} if (folder / "state.json").is_file() else {}
+        return {str(name): _table_of_split(folder / Path(str(name)).name) for name in names}
+    return {"train": _table_of_split(folder)} if (folder / "state.json").is_file() else {}
 
 
-def _part(folder: Path) -> HubTable:
+def _table_of_split(folder: Path) -> HubTable:
     """One part: `state.json` names its files, `dataset_info.json` the classes."""
     try:
         state = from_json_bytes(read_file(folder / "state.json", MOST_TEXT))
         files = [folder / Path(entry["filename"]).name for entry in state["_data_files"]]
     except (OSError, KeyError, TypeError) as problem:
         raise DataFileError("a part that save_to_disk wrote", first_line(problem), str(folder / "state.json")) from None
-    tables = [_read(file, _arrow) for file in files]
+    tables = [_read_table(file, _read_arrow_file) for file in files]
     if not tables:
         raise DataFileError("at least one file of samples", "none", str(folder))
     info = folder / "dataset_info.json"
     features = from_json_bytes(read_file(info, MOST_TEXT)).get("features") if info.is_file() else None
-    return HubTable(pa.concat_tables(tables), _classes(features or {}), str(folder))
+    return HubTable(pa.concat_tables(tables), _class_names_by_column(features or {}), str(folder))
 
 
-def _loose(folder: Path) -> dict[str, HubTable]:
+def _tables_of_loose_files(folder: Path) -> dict[str, HubTable]:
     """Files with a part in their names (`train-00000.parquet`), or all of them as one part."""
     files = sorted(path for path in (*folder.iterdir(), *folder.glob("data/*")) if path.suffix in READERS)
     files = [path for path in files if path.name not in ("dataset_info.json", "dataset_infos.json", "state.json")]
@@ -108,12 +108,12 @@ def _loose(folder: Path) -> dict[str, HubTable]:
         part = next((name for name in (*TRAIN, *HELD_OUT) if stem.startswith(name)), "")
         by_part.setdefault(part, []).append(file)
     if set(by_part) == {""} or not by_part:
-        return {"train": _joined([_file(file) for file in files], folder)} if files else {}
+        return {"train": _joined_tables([_table_of_file(file) for file in files], folder)} if files else {}
     by_part.pop("", None)
-    return {part: _joined([_file(file) for file in paths], folder) for part, paths in by_part.items()}
+    return {part: _joined_tables([_table_of_file(file) for file in paths], folder) for part, paths in by_part.items()}
 
 
-def _joined(tables: list[HubTable], folder: Path) -> HubTable:
+def _joined_tables(tables: list[HubTable], folder: Path) -> HubTable:
     try:
         rows = pa.concat_tables([table.rows for table in tables], promote_options="permissive")
     except pa.ArrowException as problem:
@@ -121,20 +121,20 @@ def _joined(tables: list[HubTable], folder: Path) -> HubTable:
     return HubTable(rows, tables[0].classes, str(folder) if len(tables) > 1 else tables[0].where)
 
 
-def _file(path: Path) -> HubTable:
+def _table_of_file(path: Path) -> HubTable:
     reader = READERS.get(path.suffix.lower())
     if reader is None:
         raise InputError(FORMS, f"a file {path.suffix or 'without an ending'}", str(path))
-    rows = _read(path, reader)
+    rows = _read_table(path, reader)
     kept = (rows.schema.metadata or {}).get(b"huggingface")  # how `Dataset.to_parquet` keeps the features
     try:
         features = json.loads(kept)["info"]["features"] if kept else {}
     except (ValueError, KeyError, TypeError):
         features = {}
-    return HubTable(rows, _classes(features), str(path))
+    return HubTable(rows, _class_names_by_column(features), str(path))
 
 
-def _read(path: Path, reader: Callable[[Any], pa.Table]) -> pa.Table:
+def _read_table(path: Path, reader: Callable[[Any], pa.Table]) -> pa.Table:
     try:
         with open_file(path) as file:
             return reader(file)
@@ -145,7 +145,7 @@ def _read(path: Path, reader: Callable[[Any], pa.Table]) -> pa.Table:
         raise DataFileError(f"a whole {path.suffix} file", got, str(path)) from problem
 
 
-def _arrow(file: Any) -> pa.Table:
+def _read_arrow_file(file: Any) -> pa.Table:
     try:
         return pa.ipc.open_stream(file).read_all()
     except pa.ArrowInvalid:
@@ -153,7 +153,7 @@ def _arrow(file: Any) -> pa.Table:
         return pa.ipc.open_file(file).read_all()
 
 
-def _json(file: Any) -> pa.Table:
+def _read_json_table(file: Any) -> pa.Table:
     """One object a line, or a list of them."""
     head = file.read(64).lstrip()
     file.seek(0)
@@ -164,14 +164,14 @@ def _json(file: Any) -> pa.Table:
 
 READERS: dict[str, Callable[[Any], pa.Table]] = {
     ".parquet": pa.parquet.read_table,
-    ".arrow": _arrow,
-    ".json": _json,
-    ".jsonl": _json,
+    ".arrow": _read_arrow_file,
+    ".json": _read_json_table,
+    ".jsonl": _read_json_table,
     ".csv": pa.csv.read_csv,
 }
 
 
-def _classes(features: Any) -> dict[str, tuple[str, ...]]:
+def _class_names_by_column(features: Any) -> dict[str, tuple[str, ...]]:
     """Names of the classes of every column that has them."""
     if not isinstance(features, dict):
         return {}
@@ -183,7 +183,7 @@ def _classes(features: Any) -> dict[str, tuple[str, ...]]:
     }
 
 
-def _fetched(place: str) -> dict[str, HubTable]:
+def _fetch_hub_tables(place: str) -> dict[str, HubTable]:
     """A data set of the hub; nothing of it is run."""
     where = f"--data {SOURCE}:{place}"
     try:

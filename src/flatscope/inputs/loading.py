@@ -18,8 +18,17 @@ import torch
 from torch import Tensor
 
 from flatscope.errors import InputError, UnknownNameError, refuse_unknown
-from flatscope.inputs.data_set import Array, Data, DataSource, Pair, Raw, collected, from_function, from_npz
-from flatscope.inputs.hub_columns import Tokenizer, from_hub
+from flatscope.inputs.data_set import (
+    Array,
+    Data,
+    DataSource,
+    Pair,
+    Raw,
+    collect_source_as_arrays,
+    samples_from_function,
+    samples_from_npz,
+)
+from flatscope.inputs.hub_columns import Tokenizer, samples_from_hub
 from flatscope.inputs.hub_tables import is_hub_data
 from flatscope.inputs.known_files import SETS
 from flatscope.inputs.public_sets import (
@@ -28,7 +37,7 @@ from flatscope.inputs.public_sets import (
     available,
     data_root,
     fetch,
-    locate,
+    locate_set_files,
     read_part,
     verify,
 )
@@ -97,11 +106,11 @@ def load(
         if isinstance(name, Raw | DataSource)
         else _raw_samples(str(name), root, seed, download, with_test, columns)
     )
-    raw = collected(source, with_test) if isinstance(source, DataSource) else source
+    raw = collect_source_as_arrays(source, with_test) if isinstance(source, DataSource) else source
 
     def select(samples: Pair, size: int | None, part: str) -> Pair:
-        x, y = _draw(samples, size, seed, balanced, f"{part}_size of {raw.name}")
-        return _centre(x, crop, raw.name), y
+        x, y = _draw_samples(samples, size, seed, balanced, f"{part}_size of {raw.name}")
+        return _crop_centre(x, crop, raw.name), y
 
     train, test = select(raw.train, train_size, "train"), None
     if raw.test is not None and test_size != 0:
@@ -112,9 +121,9 @@ def load(
     if raw.ready is not None:
         moments, mean, std = None, raw.ready.mean, raw.ready.std
     else:
-        x = train[0] if standardize_by == "drawn" else _centre(raw.train[0], crop, raw.name)
+        x = train[0] if standardize_by == "drawn" else _crop_centre(raw.train[0], crop, raw.name)
         wanted = not raw.own if standardize is None else standardize
-        moments = channel_moments(x) if wanted and _is_measured(x) else None
+        moments = channel_moments(x) if wanted and _holds_measurements(x) else None
         mean, std = (tuple((moment / raw.scale).tolist()) for moment in moments) if moments else (None, None)
     tensors = [_to_tensors(part, raw, moments, flatten) for part in (train, test) if part]
     return Data(raw.name, tensors[0], tensors[1] if test else None, raw.classes, mean, std, seed, raw.notes, raw.scale)
@@ -136,12 +145,12 @@ def load_or_read(
     """
     source: str | Path | Raw | DataSource = name
     if is_hub_data(str(name)):
-        source = from_hub(str(name), options.get("columns") or {}, tokenizer, options.get("test_size") != 0)
+        source = samples_from_hub(str(name), options.get("columns") or {}, tokenizer, options.get("test_size") != 0)
         if isinstance(source, DataSource):
             source = _drawn_rows(source, options)
             options = {**options, "train_size": None, "test_size": None}
-    elif _is_function(str(name)):
-        source = from_function(str(name))
+    elif _names_a_function(str(name)):
+        source = samples_from_function(str(name))
     if isinstance(source, DataSource) and not any(options.get(asked) for asked in CHANGES):
         return replace(source, test=None) if options.get("test_size") == 0 else source
     return load(source, root, **options)
@@ -154,7 +163,7 @@ def _drawn_rows(source: DataSource, options: Mapping[str, Any]) -> DataSource:
         size = options.get(f"{part}_size")
         if batch is not None and size is not None:
             balanced, where = options.get("balanced", True), f"{part}_size of {source.name}"
-            rows, _ = _draw(
+            rows, _ = _draw_samples(
                 (np.arange(len(batch["labels"])), batch["labels"]), size, options.get("seed", 0), balanced, where
             )
             parts[part] = {name: values[rows] for name, values in batch.items()}
@@ -201,7 +210,7 @@ def _rank_in_class(y: Array, keys: Array) -> npt.NDArray[np.int64]:
     return ranks
 
 
-def _draw(samples: Pair, size: int | None, seed: int, balanced: bool, where: str) -> Pair:
+def _draw_samples(samples: Pair, size: int | None, seed: int, balanced: bool, where: str) -> Pair:
     x, y = samples
     if size is None:
         return samples
@@ -212,7 +221,7 @@ def _draw(samples: Pair, size: int | None, seed: int, balanced: bool, where: str
     return x[chosen], y[chosen]
 
 
-def _centre(x: Array, side: int | None, name: str) -> Array:
+def _crop_centre(x: Array, side: int | None, name: str) -> Array:
     if side is None:
         return x
     if x.ndim != 4 or not 1 <= side <= min(x.shape[2:]):
@@ -222,7 +231,7 @@ def _centre(x: Array, side: int | None, name: str) -> Array:
     return x[:, :, top : top + side, left : left + side]
 
 
-def _is_measured(x: Array) -> bool:
+def _holds_measurements(x: Array) -> bool:
     """Bytes and floats are measurements; other integers are names of things, such as tokens."""
     return bool(x.dtype == np.uint8 or x.dtype.kind in "bf")
 
@@ -232,7 +241,7 @@ def _to_tensors(samples: Pair, raw: Raw, moments: tuple[Array, Array] | None, fl
     x, y = samples
     if raw.ready is None:
         y = y.astype(np.int64 if y.dtype.kind in "iu" else np.float32)
-    if raw.ready is not None or not _is_measured(x):
+    if raw.ready is not None or not _holds_measurements(x):
         values = np.array(x, dtype=None if raw.ready else np.int64, order="C")
     else:
         values = x.astype(np.float32)
@@ -246,7 +255,7 @@ def _to_tensors(samples: Pair, raw: Raw, moments: tuple[Array, Array] | None, fl
     return torch.from_numpy(values), torch.from_numpy(np.array(y))
 
 
-def _is_function(name: str) -> bool:
+def _names_a_function(name: str) -> bool:
     return ":" in name and not name.endswith(".npz")
 
 
@@ -262,15 +271,15 @@ def _raw_samples(
         fix = "Leave it out; a function of your own picks its columns itself"
         raise InputError("columns for data of a hub (hf:…)", f"{', '.join(columns)} for {name}", "--column", fix)
     if is_hub_data(name):
-        return from_hub(name, columns or {}, None, with_test)
+        return samples_from_hub(name, columns or {}, None, with_test)
     if name == EMBEDDED:
-        return _digits(seed)
+        return _embedded_digits(seed)
     if name in SETS:
-        return _public(name, root, download, with_test)
+        return _public_set_samples(name, root, download, with_test)
     if name.endswith(".npz"):
-        return from_npz(Path(name).expanduser())
-    if _is_function(name):
-        return from_function(name)
+        return samples_from_npz(Path(name).expanduser())
+    if _names_a_function(name):
+        return samples_from_function(name)
     if Path(name).exists():
         fix = "Save arrays with numpy.savez('data.npz', x_train=…, y_train=…), or name a function that returns (x, y)"
         raise InputError("an npz file or file.py:function", "neither", name, fix)
@@ -279,7 +288,7 @@ def _raw_samples(
     raise unknown
 
 
-def _digits(seed: int) -> Raw:
+def _embedded_digits(seed: int) -> Raw:
     from sklearn.datasets import load_digits  # scikit-learn takes a second to import
 
     images, labels = load_digits(return_X_y=True)
@@ -294,9 +303,9 @@ def _digits(seed: int) -> Raw:
     return Raw(EMBEDDED, (x[train], y[train]), (x[test], y[test]), tuple("0123456789"), 16.0, notes)
 
 
-def _public(name: str, root: str | Path | None, download: bool, with_test: bool) -> Raw:
+def _public_set_samples(name: str, root: str | Path | None, download: bool, with_test: bool) -> Raw:
     public = SETS[name]
-    if download and len(locate(public, data_root(root))) < len(public.files):
+    if download and len(locate_set_files(public, data_root(root))) < len(public.files):
         fetch(name, root)
     train = read_part(name, "train", root)
     test = read_part(name, "test", root) if with_test else None

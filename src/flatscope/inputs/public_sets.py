@@ -83,7 +83,7 @@ def public_set(name: str) -> PublicSet:
     return SETS[name]
 
 
-def locate(public: PublicSet, root: Path) -> dict[str, Place]:
+def locate_set_files(public: PublicSet, root: Path) -> dict[str, Place]:
     """Places of the files of a set under `root`: in the first of the folders that have the most of them."""
     best: dict[str, Place] = {}
     for folder in (*(root / name for name in public.folders), root):
@@ -122,7 +122,7 @@ def _is_of_another_set(file: KnownFile, places: dict[str, Place], public: Public
     return any(other.sha256 == digest for known in SETS.values() if known != public for other in known.files)
 
 
-def _content(file: KnownFile, place: Place, members: dict[str, bytes]) -> bytes:
+def _unpacked_content(file: KnownFile, place: Place, members: dict[str, bytes]) -> bytes:
     """Unpacked content in the publisher's binary layout."""
     if place.member and place.member not in members:
         wanted = f"{place.member} ({file.size} bytes) in the archive"
@@ -131,7 +131,7 @@ def _content(file: KnownFile, place: Place, members: dict[str, bytes]) -> bytes:
     return formats.cifar_records_from_pickle(content, str(place)) if place.pickled else content
 
 
-def _members(places: dict[str, Place]) -> dict[str, bytes]:
+def _tar_members(places: dict[str, Place]) -> dict[str, bytes]:
     """The tar members among the places, each archive read once from front to back."""
     wanted: dict[Path, list[str]] = {}
     for place in places.values():
@@ -143,7 +143,7 @@ def _members(places: dict[str, Place]) -> dict[str, bytes]:
     return members
 
 
-def _check(file: KnownFile, place: Place, content: bytes) -> FileCheck:
+def _checked_file(file: KnownFile, place: Place, content: bytes) -> FileCheck:
     digest = hashlib.sha256(content).hexdigest()
     detail = ""
     if digest != file.sha256:
@@ -164,9 +164,9 @@ def verify(name: str, root: str | Path | None = None) -> list[FileCheck]:
         return []
     public = public_set(name)
     folder = data_root(root)
-    places = locate(public, folder)
+    places = locate_set_files(public, folder)
     try:
-        members, broken = _members(places), ""
+        members, broken = _tar_members(places), ""
     except DataFileError as error:
         members, broken = {}, str(error)
     checks = []
@@ -183,7 +183,7 @@ def _verify_file(file: KnownFile, place: Place | None, members: dict[str, bytes]
     if place.member and broken:
         return FileCheck(file.name, "damaged", str(place), file.size, file.sha256, detail=broken)
     try:
-        return _check(file, place, _content(file, place, members))
+        return _checked_file(file, place, _unpacked_content(file, place, members))
     except (DataFileError, OSError) as error:
         return FileCheck(file.name, "damaged", str(place), file.size, file.sha256, detail=str(error))
 
@@ -192,7 +192,7 @@ def available(root: str | Path | None = None) -> list[Listing]:
     """Every data set that has a name, and whether its files lie under the root."""
     listings = [Listing(EMBEDDED, "scikit-learn digits", "embedded", None, (), (1, 8, 8), 1437, 360, 10)]
     for public in SETS.values():
-        places = locate(public, data_root(root))
+        places = locate_set_files(public, data_root(root))
         missing = tuple(file.name for file in public.files if file.name not in places)
         status: Literal["complete", "incomplete", "absent"]
         status = "absent" if not places else "incomplete" if missing else "complete"
@@ -212,7 +212,7 @@ def read_part(name: str, part: Part, root: str | Path | None = None) -> Arrays:
     """
     public = public_set(name)
     folder = data_root(root)
-    places = locate(public, folder)
+    places = locate_set_files(public, folder)
     files = tuple(file for file in public.files if file.part == part)
     missing = [file.name for file in files if file.name not in places]
     if missing:
@@ -234,7 +234,7 @@ def read_part(name: str, part: Part, root: str | Path | None = None) -> Arrays:
 def _read_part(
     public: PublicSet, files: tuple[KnownFile, ...], places: tuple[Place, ...], stamps: tuple[Any, ...]
 ) -> Arrays:
-    contents = list(_whole_contents(public, files, places))
+    contents = list(_verified_contents(public, files, places))
     if files[0].name.endswith(".bin"):
         batches = [formats.parse_cifar(content) for content in contents]
         images, labels = (np.concatenate(parts) for parts in zip(*batches, strict=True))  # (n, 3, 32, 32)
@@ -246,12 +246,12 @@ def _read_part(
     return images, wide
 
 
-def _whole_contents(public: PublicSet, files: tuple[KnownFile, ...], places: tuple[Place, ...]) -> Iterator[bytes]:
-    members = _members({file.name: place for file, place in zip(files, places, strict=True)})
+def _verified_contents(public: PublicSet, files: tuple[KnownFile, ...], places: tuple[Place, ...]) -> Iterator[bytes]:
+    members = _tar_members({file.name: place for file, place in zip(files, places, strict=True)})
 
     def checked(file: KnownFile, place: Place) -> bytes:
-        content = _content(file, place, members)
-        check = _check(file, place, content)
+        content = _unpacked_content(file, place, members)
+        check = _checked_file(file, place, content)
         if check.status != "ok":
             wanted = f"{public.title}'s {file.name} ({file.size} bytes, sha256 {file.sha256[:12]}…)"
             got = f"{len(content)} bytes, sha256 {(check.found_sha256 or '')[:12]}…: {check.detail}"
@@ -287,10 +287,10 @@ def fetch(name: str, root: str | Path | None = None, *, base_url: str | None = N
     folder = data_root(root) / public.folders[0]
     url = (base_url or public.url).rstrip("/") + "/"
     with progress(f"fetching {public.title}", sum(file.size for file in public.downloads)) as advance:
-        return [_retrieve(file, url, folder, advance) for file in public.downloads]
+        return [_download_file(file, url, folder, advance) for file in public.downloads]
 
 
-def _retrieve(file: Download, url: str, folder: Path, advance: Advance) -> Path:
+def _download_file(file: Download, url: str, folder: Path, advance: Advance) -> Path:
     try:
         import pooch
         import requests  # pooch's own dependency

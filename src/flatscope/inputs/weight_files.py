@@ -84,7 +84,7 @@ def fit_weights(model: nn.Module, tensors: Mapping[str, Tensor], where: str) -> 
     if not tensors.keys() <= own.keys():  # saved from a wrapped model, or to be loaded into one
         names = dict(zip(plain_names(own), own, strict=True))
         tensors = {names.get(name, name): value for name, value in plain_names(tensors).items()}
-    twins = _shared_names(own)
+    twins = _names_of_shared_memory(own)
     absent = [name for name in own if name not in tensors and not (twins[name] & tensors.keys())]
     extra = sorted(name for name in tensors if name not in own)
     shapes = [
@@ -150,7 +150,7 @@ def _read_state_dict(path: Path) -> dict[str, Tensor]:
             content = content[key]
     if not isinstance(content, Mapping) or not content:
         raise WeightsError("a state dict of tensors by name", type(content).__name__, where=str(path))
-    _refuse_expanded(content, path)
+    _refuse_repeated_storage(content, path)
     return plain_tensors(content, where=str(path))
 
 
@@ -174,7 +174,7 @@ def _refuse_changed_archive(file: BinaryIO, size: int) -> bool:
     return is_zip
 
 
-def _refuse_expanded(state: Mapping[str, object], path: Path) -> None:
+def _refuse_repeated_storage(state: Mapping[str, object], path: Path) -> None:
     """A few bytes can be repeated into a tensor of any size: refused before it is written out."""
     limit = max(LEAST_LIMIT, LARGEST_RATIO * path.stat().st_size)
     sizes = {name: t.numel() * t.element_size() for name, t in state.items() if isinstance(t, Tensor)}
@@ -184,7 +184,7 @@ def _refuse_expanded(state: Mapping[str, object], path: Path) -> None:
         raise WeightsError("tensors that the file holds", got, where=str(path))
 
 
-def _shared_names(state: Mapping[str, Tensor]) -> dict[str, set[str]]:
+def _names_of_shared_memory(state: Mapping[str, Tensor]) -> dict[str, set[str]]:
     """For each entry the names of the others that are the same memory (tied weights)."""
     places: dict[object, set[str]] = {}
     keys = {name: (t.device, t.data_ptr(), t.shape, t.stride()) for name, t in state.items() if t.numel()}

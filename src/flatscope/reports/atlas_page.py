@@ -13,8 +13,27 @@ import numpy as np
 from markupsafe import Markup
 
 from flatscope.formatting import numbered, percent, printable, written
-from flatscope.reports.markup import Cell, Colours, Part, Section, breakable, element, source, table, told
-from flatscope.reports.plots import COLOURS, Plot, hero, legend_above, on_axes, scale_axis, shortened, wants_log
+from flatscope.reports.markup import (
+    Cell,
+    Colours,
+    Part,
+    Section,
+    answer_and_list,
+    breakable,
+    element,
+    table,
+    text_of_package_file,
+)
+from flatscope.reports.plots import (
+    COLOURS,
+    Plot,
+    figure_from_axes_function,
+    first_plot_for_top,
+    is_better_on_log_axis,
+    legend_above,
+    scale_axis,
+    shortened_name,
+)
 from flatscope.training.populations.atlas_curves import (
     AXES,
     KINDS,
@@ -48,23 +67,31 @@ def atlases_part(atlases: Mapping[str, Atlas], _: Colours) -> Part:
     answers, sections, top = [], [], Markup("")
     for n, (name, found) in enumerate(atlases.items()):
         answers += [element("h3", name)] if len(atlases) > 1 else []
-        answers.append(told(sentences(found)))
-        top = top or hero([_scopes_plot(name, found)])
+        answers.append(answer_and_list(atlas_sentences(found)))
+        top = top or first_plot_for_top([_scopes_plot(name, found)])
         title = "Atlas" if len(atlases) == 1 else f"Atlas: {name}"
         networks = found.curve(found.names("measure")[0])[0].networks
         gist = f"{numbered(networks, 'network')}, {numbered(len(found.names('measure')), 'measure')}"
-        sections.append(Section(f"atlas-{n}" if n else "atlas", title, _chart(n, found) + _overview(name, found), gist))
+        sections.append(
+            Section(
+                f"atlas-{n}" if n else "atlas", title, _atlas_chart(n, found) + _atlas_overview_table(name, found), gist
+            )
+        )
     provenance = {f"{name}, atlas": found.meta for name, found in atlases.items()}
-    style, script = (source(f"atlas.{ending}", package=__package__) for ending in ("css", "js"))
+    style, script = (text_of_package_file(f"atlas.{ending}", package=__package__) for ending in ("css", "js"))
     return Part(Markup("").join(answers), sections, provenance, picture=top, style=style, script=script)
 
 
-def sentences(found: Atlas) -> list[str]:
+def atlas_sentences(found: Atlas) -> list[str]:
     """The first measure's curve, how many others turn, what is left within groups, who is in, how much is shown."""
     measures, target = found.names("measure"), found.meta.get("target", "the gap")
-    said = [found.sentence(measures[0]), _turning(found, found.names("scope")[0], target)]
-    said += [_turning(found, scope, target) for scope in found.names("scope") if scope.startswith("within ")]
-    said += [words for axis in found.names("axis") if axis != "epoch" and (words := _selection(found, axis))]
+    said = [found.sentence(measures[0]), _sign_changes_in_words(found, found.names("scope")[0], target)]
+    said += [
+        _sign_changes_in_words(found, scope, target) for scope in found.names("scope") if scope.startswith("within ")
+    ]
+    said += [
+        words for axis in found.names("axis") if axis != "epoch" and (words := _networks_left_in_words(found, axis))
+    ]
     sizes = {column: len(found.names(column)) for column in ("kind", "scope", "axis")}
     curves, points = len(measures) * math.prod(sizes.values()), len(found.to_frame())
     said.append(
@@ -76,7 +103,7 @@ def sentences(found: Atlas) -> list[str]:
     return said + [f"{note}." for note in found.meta.get("notes", ())]
 
 
-def _turning(found: Atlas, scope: str, target: str) -> str:
+def _sign_changes_in_words(found: Atlas, scope: str, target: str) -> str:
     """Number of measures whose correlation changes sign along the epochs, and the signs at the end."""
     measures = found.names("measure")
     turned = [measure for measure in measures if found.turns(measure, scope=scope)]
@@ -88,7 +115,7 @@ def _turning(found: Atlas, scope: str, target: str) -> str:
     return f"{along}: {len(turned)} of {words}; correlations with {target} at the end: {shares}."
 
 
-def _selection(found: Atlas, axis: str) -> str:
+def _networks_left_in_words(found: Atlas, axis: str) -> str:
     """Who is left at the last level of an axis, by the values of the settings."""
     measure = found.names("measure")[0]
     last = found.curve(measure, axis)[-1]
@@ -108,7 +135,7 @@ def _selection(found: Atlas, axis: str) -> str:
     )
 
 
-def _chart(n: int, found: Atlas) -> Markup:
+def _atlas_chart(n: int, found: Atlas) -> Markup:
     """Controls, an empty picture that the script draws into, and where it says what it shows; hidden without it."""
     choices = {
         "Along": ("axis", [AXES[axis] for axis in found.names("axis")]),
@@ -137,12 +164,12 @@ def _chart(n: int, found: Atlas) -> Markup:
         element("div", shown, chosen, class_="beside"),
         element("p", KEYS, class_="quiet words", id=f"atlas-keys-{n}"),
         class_="atlas card",
-        data_atlas=json.dumps(_data(found), separators=(",", ":")),
+        data_atlas=json.dumps(_chart_data(found), separators=(",", ":")),
         hidden="",
     )
 
 
-def _data(found: Atlas) -> dict[str, Any]:
+def _chart_data(found: Atlas) -> dict[str, Any]:
     """Names and numbers for the script: correlations and reaches on Fisher's scale as whole numbers."""
     measures, kinds, scopes, axes = (found.names(column) for column in ("measure", "kind", "scope", "axis"))
     curves, said, factors = [], [], []
@@ -150,13 +177,15 @@ def _data(found: Atlas) -> dict[str, Any]:
         own = [found.curve(measure, axis, scope, kind) for measure in measures]
         said += [printable(found.sentence(measure, axis, scope, kind)) for measure in measures]
         wider = [
-            _reach(p.band_low, p.band_high) / _reach(p.low, p.high) for p in itertools.chain(*own) if p.low < p.high
+            _interval_half_width(p.band_low, p.band_high) / _interval_half_width(p.low, p.high)
+            for p in itertools.chain(*own)
+            if p.low < p.high
         ]
         factors.append(round(float(np.nanmedian(wider)), 4) if wider else 1.0)
         curves += [
             [
-                [_fine(point.value) for point in curve],
-                [_fine(_reach(point.low, point.high)) for point in curve],
+                [_scaled_whole_number(point.value) for point in curve],
+                [_scaled_whole_number(_interval_half_width(point.low, point.high)) for point in curve],
                 [point.n for point in curve],
             ]
             for curve in own
@@ -165,25 +194,25 @@ def _data(found: Atlas) -> dict[str, Any]:
         "measures": [printable(name) for name in measures],
         "scopes": [printable(name) for name in scopes],
         "networks": [found.curve(measures[0], scope=scope)[0].networks for scope in scopes],
-        "axes": [_axis(axis, found.curve(measures[0], axis)) for axis in axes],
+        "axes": [_axis_points(axis, found.curve(measures[0], axis)) for axis in axes],
         "curves": curves, "said": said, "factors": factors, "fine": FINE,
     }  # fmt: skip
 
 
-def _reach(low: float, high: float) -> float:
+def _interval_half_width(low: float, high: float) -> float:
     """Half the width of an interval on Fisher's scale."""
     inside = -1 < low <= high < 1
     return (math.atanh(high) - math.atanh(low)) / 2 if inside else math.nan
 
 
-def _fine(value: float) -> int | None:
+def _scaled_whole_number(value: float) -> int | None:
     return round(FINE * value) if math.isfinite(value) else None
 
 
-def _axis(axis: str, curve: Sequence[CurvePoint]) -> dict[str, Any]:
+def _axis_points(axis: str, curve: Sequence[CurvePoint]) -> dict[str, Any]:
     """Points of an axis: where, how they are called, what the networks there have gone through in the median."""
     at = np.array([point.at for point in curve])
-    scale = np.arange(len(at)) if axis == "train_accuracy" else np.log(at) if _logarithmic(axis, at) else at
+    scale = np.arange(len(at)) if axis == "train_accuracy" else np.log(at) if _axis_is_logarithmic(axis, at) else at
     span = float(scale[-1] - scale[0]) or 1.0
     passed = [
         f"after {written(point.median_epoch, 3)} epochs, training loss {written(point.median_loss, 3)} (medians)"
@@ -196,15 +225,18 @@ def _axis(axis: str, curve: Sequence[CurvePoint]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _logarithmic(axis: str, at: Any) -> bool:
-    return bool((at > 0).all()) and (axis == "train_loss" or wants_log(at.tolist()))
+def _axis_is_logarithmic(axis: str, at: Any) -> bool:
+    return bool((at > 0).all()) and (axis == "train_loss" or is_better_on_log_axis(at.tolist()))
 
 
-def _overview(name: str, found: Atlas) -> Markup:
+def _atlas_overview_table(name: str, found: Atlas) -> Markup:
     """Every measure among all networks and within groups: first and last point of the epochs, and turns."""
     scopes = [scope for scope in found.names("scope") if " = " not in scope]
     rows = [
-        [element("span", breakable(measure), class_="name"), *(_in_brief(found, measure, scope) for scope in scopes)]
+        [
+            element("span", breakable(measure), class_="name"),
+            *(_first_and_last_correlation_cell(found, measure, scope) for scope in scopes),
+        ]
         for measure in found.names("measure")
     ]
     axis, curve = found.names("axis")[0], found.curve(found.names("measure")[0])
@@ -220,7 +252,7 @@ def _overview(name: str, found: Atlas) -> Markup:
     )
 
 
-def _in_brief(found: Atlas, measure: str, scope: str) -> Cell:
+def _first_and_last_correlation_cell(found: Atlas, measure: str, scope: str) -> Cell:
     first, last = (found.curve(measure, scope=scope)[end] for end in (0, -1))
     turns, axis = found.turns(measure, scope=scope), found.names("axis")[0]
     words = "; ".join(f"turns between {between(axis, a, b)}" for a, b in turns) or "no settled turn"
@@ -237,7 +269,9 @@ def atlas_plots(atlases: Mapping[str, Atlas], _: Colours) -> Iterator[Plot]:
             shown = found.names("measure")[:DRAWN]
             lines = {measure: found.curve(measure, axis) for measure in shown}
             words = f"{KINDS[found.names('kind')[0]]} with {found.meta.get('target', 'the gap')} along the {AXES[axis]}"
-            yield _plot(f"{name}-{axis}", words, "Among all networks; shaded: interval of the first.", axis, lines)
+            yield _plot_of_curves(
+                f"{name}-{axis}", words, "Among all networks; shaded: interval of the first.", axis, lines
+            )
 
 
 def _scopes_plot(name: str, found: Atlas) -> Plot:
@@ -248,10 +282,10 @@ def _scopes_plot(name: str, found: Atlas) -> Plot:
     caption = f"{KINDS[found.names('kind')[0]]}; shaded: {level} interval among all networks, of each point by itself."
     axis = found.names("axis")[0]
     words = f"{measure} with {found.meta.get('target', 'the gap')}, along the {MANY[axis]}"
-    return _plot(f"{name}-within", words, caption, axis, lines)
+    return _plot_of_curves(f"{name}-within", words, caption, axis, lines)
 
 
-def _plot(stem: str, title: str, caption: str, axis: str, lines: Mapping[str, Sequence[CurvePoint]]) -> Plot:
+def _plot_of_curves(stem: str, title: str, caption: str, axis: str, lines: Mapping[str, Sequence[CurvePoint]]) -> Plot:
     """Curves over an axis, the first with its intervals."""
     first = next(iter(lines.values()))
     at = np.array([point.at for point in first])
@@ -263,10 +297,10 @@ def _plot(stem: str, title: str, caption: str, axis: str, lines: Mapping[str, Se
         ax.fill_between(places, *ends, color=COLOURS[0], alpha=0.18, linewidth=0)
         for n, (label, curve) in enumerate(lines.items()):
             style, values = "-" if n < 2 else "--" if n < 4 else ":", [point.value for point in curve]
-            ax.plot(places, values, style, color=COLOURS[n % len(COLOURS)], label=shortened(label, 26))
+            ax.plot(places, values, style, color=COLOURS[n % len(COLOURS)], label=shortened_name(label, 26))
         ax.set_ylim(-1, 1)
         scale_axis(ax.yaxis, "correlation")
-        scale_axis(ax.xaxis, AXES[axis], at.tolist(), log=_logarithmic(axis, at))
+        scale_axis(ax.xaxis, AXES[axis], at.tolist(), log=_axis_is_logarithmic(axis, at))
         if axis == "train_accuracy":
             few = list(range(0, len(at), max(1, len(at) // 4)))
             ax.set_xticks(few, [level_words(axis, at[k]) for k in few])
@@ -278,4 +312,4 @@ def _plot(stem: str, title: str, caption: str, axis: str, lines: Mapping[str, Se
         [level_words(axis, at[k]), *(signed(curve[k].value) for curve in lines.values()), written(first[k].n)]
         for k in range(len(at))
     ]
-    return Plot(stem, title, caption, on_axes(draw), [AXES[axis], *lines, "networks"], rows)
+    return Plot(stem, title, caption, figure_from_axes_function(draw), [AXES[axis], *lines, "networks"], rows)

@@ -8,7 +8,7 @@ from flatscope.decisions.forecast import Forecast
 from flatscope.decisions.sensitivity import Sensitivity
 from flatscope.reports.kinds import Kind
 from flatscope.reports.markup import Colours, Part
-from flatscope.reports.plots import Plot, fitted
+from flatscope.reports.plots import Plot, figure_fitted_to_page
 from flatscope.reports.sections import drawn_part
 
 
@@ -16,7 +16,7 @@ def sensitivity_plots(found: Mapping[str, Sensitivity], _: Colours) -> Iterator[
     """Layers by changes as a heat map, and size against loss."""
     for name, each in found.items():
         caption = " ".join(each.headline_lines())
-        yield Plot(f"sensitivity-{name}", name, caption, fitted(each.figure), *each.cells())
+        yield Plot(f"sensitivity-{name}", name, caption, figure_fitted_to_page(each.figure), *each.cells())
 
 
 def sensitivity_part(found: Mapping[str, Sensitivity], colours: Colours) -> Part:
@@ -28,7 +28,9 @@ def sensitivity_part(found: Mapping[str, Sensitivity], colours: Colours) -> Part
 def forecast_plots(found: Mapping[str, Forecast], _: Colours) -> Iterator[Plot]:
     """Each layer's predicted share beside what it costs alone."""
     for name, each in found.items():
-        yield Plot(f"forecast-{name}", name, " ".join(each.headline_lines()), fitted(each.figure), *each.cells())
+        yield Plot(
+            f"forecast-{name}", name, " ".join(each.headline_lines()), figure_fitted_to_page(each.figure), *each.cells()
+        )
 
 
 def forecast_part(found: Mapping[str, Forecast], colours: Colours) -> Part:

@@ -24,13 +24,13 @@ from flatscope.reports.plots import (
     OTHER,
     Curve,
     Plot,
-    curves,
+    figure_from_axes_function,
     figure_of,
+    figure_of_curves,
+    is_better_on_log_axis,
     legend_above,
-    on_axes,
     scale_axis,
-    shortened,
-    wants_log,
+    shortened_name,
 )
 from flatscope.rows import rows_of
 from flatscope.table import Table
@@ -55,7 +55,7 @@ def colour_of(network: str, colours: Colours) -> str:
     return COLOURS[colours.get(network, OTHER) % len(COLOURS)]
 
 
-def beside(n: int, networks: int) -> float:
+def offset_of_network_mark(n: int, networks: int) -> float:
     """Distance of the n-th network's mark from the middle of its line."""
     return (n - (networks - 1) / 2) * 0.8 / networks
 
@@ -71,19 +71,19 @@ def comparison_plot(tables: Mapping[str, Table], colours: Colours, left_out: Col
     data = comparison_data(tables, left_out) if tables else None
     if data is None or not data.measures:
         return
-    first, better = shortened(data.reference, 14), shortened(data.networks[0], 14)
+    first, better = shortened_name(data.reference, 14), shortened_name(data.networks[0], 14)
     sides = f"← {first} better   |   {better if len(data.networks) == 1 else 'others'} better →"
 
     def draw(ax: Axes) -> None:
         from matplotlib.ticker import FuncFormatter, LogLocator
 
         for n, network in enumerate(data.networks):
-            rows = beside(n, len(data.networks)) + np.arange(len(data.measures))
+            rows = offset_of_network_mark(n, len(data.networks)) + np.arange(len(data.measures))
             values = [factors[n] for factors in data.factors]
             errors = [0.0 if math.isnan(row[n]) else row[n] for row in data.errors]
             ax.hlines(rows, 1, values, color=colour_of(network, colours), linewidth=1.0, alpha=0.5)
             ax.errorbar(values, rows, xerr=errors, fmt="o", markersize=4.5, elinewidth=1.2,
-                        color=colour_of(network, colours), label=shortened(network))  # fmt: skip
+                        color=colour_of(network, colours), label=shortened_name(network))  # fmt: skip
         ax.axvline(1, color="#333333", linewidth=1)
         ends = [1.0, *(factor for factors in data.factors for factor in factors)]
         scale_axis(ax.xaxis, sides, [min(ends), max(2.0, *ends)], log=True)
@@ -91,7 +91,7 @@ def comparison_plot(tables: Mapping[str, Table], colours: Colours, left_out: Col
             ax.xaxis.set_major_locator(LogLocator(numticks=4))
         ax.xaxis.label.set_fontsize(9)
         ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}×"))
-        ax.set_yticks(range(len(data.measures)), [shortened(label, 34) for label in data.measures], fontsize=9)
+        ax.set_yticks(range(len(data.measures)), [shortened_name(label, 34) for label in data.measures], fontsize=9)
         ax.tick_params(axis="y", length=0)
         ax.set_ylim(len(data.measures) - 0.4, -0.6)
         ax.margins(x=0.06)
@@ -106,7 +106,7 @@ def comparison_plot(tables: Mapping[str, Table], colours: Colours, left_out: Col
         "By every invariant measure that may rank them: flatter, a smaller norm, a larger margin. To the right of "
         f"1× {' or '.join(data.networks)} is better, to the left {data.reference}; logarithmic axis, bars are one "
         "standard error where it is known.",
-        on_axes(draw, height=0.9 + ROW * len(data.measures) * (1 + 0.35 * (len(data.networks) - 1))),
+        figure_from_axes_function(draw, height=0.9 + ROW * len(data.measures) * (1 + 0.35 * (len(data.networks) - 1))),
         ["measure", *data.networks],
         [[m, *(" ± ".join(filter(None, with_error(f, e))) for f, e in zip(fs, es, strict=True))]
          for m, fs, es in zip(data.measures, data.factors, data.errors, strict=True)],
@@ -115,18 +115,18 @@ def comparison_plot(tables: Mapping[str, Table], colours: Colours, left_out: Col
 
 def measured_plots(tables: Mapping[str, Table], colours: Colours) -> Iterator[Plot]:
     """Distributions over samples, the two criteria, profiles of layers and of units."""
-    for measure, rows in _by_measure(tables, "sample").items():
-        yield from _distribution(measure, rows, colours)
-    yield from _criteria(tables, colours)
-    for measure, rows in _by_measure(tables, "layer").items():
-        yield _layers(measure, rows, colours)
-    for measure, rows in _by_measure(tables, "unit").items():
+    for measure, rows in _rows_by_measure_and_network(tables, "sample").items():
+        yield from _distribution_plots(measure, rows, colours)
+    yield from _bi_criteria_plots(tables, colours)
+    for measure, rows in _rows_by_measure_and_network(tables, "layer").items():
+        yield _layer_profile_plot(measure, rows, colours)
+    for measure, rows in _rows_by_measure_and_network(tables, "unit").items():
         layers = dict.fromkeys(str(layer) for frame in rows.values() for layer in frame["layer"])
         for layer in list(layers)[:MOST_LAYERS]:
-            yield from _units(measure, layer, rows, colours)
+            yield from _unit_rank_plots(measure, layer, rows, colours)
 
 
-def _by_measure(tables: Mapping[str, Table], level: str) -> dict[str, dict[str, pd.DataFrame]]:
+def _rows_by_measure_and_network(tables: Mapping[str, Table], level: str) -> dict[str, dict[str, pd.DataFrame]]:
     """{measure with its options: {network: its rows}} of the values per sample, layer or unit."""
     found: dict[str, dict[str, pd.DataFrame]] = {}
     for network, table in tables.items():
@@ -135,13 +135,13 @@ def _by_measure(tables: Mapping[str, Table], level: str) -> dict[str, dict[str, 
     return found
 
 
-def _finite(rows: pd.DataFrame) -> Floats:
+def _finite_values(rows: pd.DataFrame) -> Floats:
     values: Floats = rows["value"].to_numpy(dtype="float64")
     return values[np.isfinite(values)]
 
 
-def _distribution(measure: str, rows: Rows, colours: Colours) -> Iterator[Plot]:
-    values = {network: found for network, frame in rows.items() if len(found := _finite(frame))}
+def _distribution_plots(measure: str, rows: Rows, colours: Colours) -> Iterator[Plot]:
+    values = {network: found for network, frame in rows.items() if len(found := _finite_values(frame))}
     if not values:
         return
     pooled = np.concatenate(list(values.values()))
@@ -153,10 +153,10 @@ def _distribution(measure: str, rows: Rows, colours: Colours) -> Iterator[Plot]:
         for network, found in values.items():
             shares, colour = np.histogram(found, edges)[0] / len(found), colour_of(network, colours)
             ax.stairs(shares, edges, fill=True, color=colour, alpha=0.18)
-            ax.stairs(shares, edges, color=colour, linewidth=1.5, label=shortened(network))
+            ax.stairs(shares, edges, color=colour, linewidth=1.5, label=shortened_name(network))
         if edges[0] < 0 < edges[-1]:
             ax.axvline(0, color="#333333", linewidth=1)
-        scale_axis(ax.xaxis, shortened(measure, 40))
+        scale_axis(ax.xaxis, shortened_name(measure, 40))
         scale_axis(ax.yaxis, "share of samples")
         legend_above(ax)
 
@@ -165,14 +165,18 @@ def _distribution(measure: str, rows: Rows, colours: Colours) -> Iterator[Plot]:
         numbers.append([name, *(written(float(np.quantile(found, share))) for found in values.values())])
     numbers.append(["share below zero", *(percent(float((found < 0).mean())) for found in values.values())])
     caption = "Share of samples by value; all networks share the same bins."
-    yield Plot(f"distribution-{measure}", measure, caption, on_axes(draw), ["per sample", *values], numbers)
+    yield Plot(
+        f"distribution-{measure}", measure, caption, figure_from_axes_function(draw), ["per sample", *values], numbers
+    )
 
 
-def _criteria(tables: Mapping[str, Table], colours: Colours) -> Iterator[Plot]:
+def _bi_criteria_plots(tables: Mapping[str, Table], colours: Colours) -> Iterator[Plot]:
     """Sharpness against divergence of all networks that have both at two noise levels or more."""
     measured: dict[str, pd.DataFrame] = {}  # by growing alpha: sharpness, its standard error, divergence
     for network, table in tables.items():
-        both = _by_alpha(table, SHARPNESS).join(_by_alpha(table, DIVERGENCE)["value"].rename("divergence"))
+        both = _values_by_alpha(table, SHARPNESS).join(
+            _values_by_alpha(table, DIVERGENCE)["value"].rename("divergence")
+        )
         both = both[both["divergence"] > 0].sort_index()
         if len(both) > 1:
             measured[network] = both
@@ -182,19 +186,19 @@ def _criteria(tables: Mapping[str, Table], colours: Colours) -> Iterator[Plot]:
     for network, found in measured.items():
         look = {"yerr": found["stderr"] if found["stderr"].any() else None, "marker": "o", "markersize": 4}
         place = found["divergence"], found["value"]
-        drawn.append(Curve(shortened(network), *place, colour_of(network, colours), look | {"elinewidth": 1}))
+        drawn.append(Curve(shortened_name(network), *place, colour_of(network, colours), look | {"elinewidth": 1}))
     yield Plot(
         "sharpness-and-divergence",
         "Expected sharpness against KL divergence",
         "One dot per noise level α, the smallest at the right; a curve nearer to the lower left is better at both.",
-        curves(drawn, "KL divergence", "expected sharpness", log_x=True),
+        figure_of_curves(drawn, "KL divergence", "expected sharpness", log_x=True),
         ["network", "α", "KL divergence", "expected sharpness", "± s.e."],
         [[network, written(alpha), written(kl), written(value), written(stderr, 2) if stderr else "exact"]
          for network, found in measured.items() for alpha, value, stderr, kl in found.itertuples()],
     )  # fmt: skip
 
 
-def _by_alpha(table: Table, measure: str) -> pd.DataFrame:
+def _values_by_alpha(table: Table, measure: str) -> pd.DataFrame:
     """Finite values and standard errors by alpha; where other options differ too, the first set of them."""
     rows = table.to_frame()
     rows = rows[(rows["measure"] == measure) & (rows["options"] != "") & (rows["layer"] == "")]
@@ -204,18 +208,18 @@ def _by_alpha(table: Table, measure: str) -> pd.DataFrame:
     return pd.DataFrame(rows.set_index("alpha")[["value", "stderr"]], dtype="float64")
 
 
-def _layers(measure: str, rows: Rows, colours: Colours) -> Plot:
+def _layer_profile_plot(measure: str, rows: Rows, colours: Colours) -> Plot:
     layers = list(dict.fromkeys(str(layer) for frame in rows.values() for layer in frame["layer"]))
     found = {n: frame.drop_duplicates("layer").set_index("layer").reindex(layers) for n, frame in rows.items()}
 
     def draw(ax: Axes) -> None:
         for n, (network, frame) in enumerate(found.items()):
             errors = frame["stderr"].fillna(0.0)
-            ax.barh(np.arange(len(layers)) + beside(n, len(found)), frame["value"], 0.72 / len(found),
-                    color=colour_of(network, colours), label=shortened(network),
+            ax.barh(np.arange(len(layers)) + offset_of_network_mark(n, len(found)), frame["value"], 0.72 / len(found),
+                    color=colour_of(network, colours), label=shortened_name(network),
                     xerr=errors if errors.any() else None)  # fmt: skip
-        scale_axis(ax.xaxis, shortened(measure, 40))
-        ax.set_yticks(range(len(layers)), [shortened(layer) for layer in layers], fontsize=9)
+        scale_axis(ax.xaxis, shortened_name(measure, 40))
+        ax.set_yticks(range(len(layers)), [shortened_name(layer) for layer in layers], fontsize=9)
         ax.set_ylim(len(layers) - 0.4, -0.6)
         legend_above(ax)
 
@@ -223,15 +227,17 @@ def _layers(measure: str, rows: Rows, colours: Colours) -> Plot:
         f"layers-{measure}",
         measure,
         "One value per layer, first layer on top.",
-        on_axes(draw, height=1.1 + ROW * len(layers) * max(1.0, 0.6 * len(found))),
+        figure_from_axes_function(draw, height=1.1 + ROW * len(layers) * max(1.0, 0.6 * len(found))),
         ["layer", *found],
         [[layer, *(written(float(frame["value"][layer])) for frame in found.values())] for layer in layers],
     )
 
 
-def _units(measure: str, layer: str, rows: Rows, colours: Colours) -> Iterator[Plot]:
+def _unit_rank_plots(measure: str, layer: str, rows: Rows, colours: Colours) -> Iterator[Plot]:
     """Values of the units of one layer by rank; networks without that layer are left out."""
-    falling = {network: np.sort(_finite(frame[frame["layer"] == layer]))[::-1] for network, frame in rows.items()}
+    falling = {
+        network: np.sort(_finite_values(frame[frame["layer"] == layer]))[::-1] for network, frame in rows.items()
+    }
     falling = {network: values for network, values in falling.items() if len(values)}
     if not falling:
         return
@@ -239,19 +245,23 @@ def _units(measure: str, layer: str, rows: Rows, colours: Colours) -> Iterator[P
     for network, values in falling.items():
         shown = np.unique(np.linspace(0, len(values) - 1, min(len(values), MOST_POINTS)).round().astype(int))
         look = {"marker": "." if len(shown) < 40 else ""}
-        drawn.append(Curve(shortened(network), shown + 1, values[shown], colour_of(network, colours), look))
+        drawn.append(Curve(shortened_name(network), shown + 1, values[shown], colour_of(network, colours), look))
     numbers = [
-        [network, *(written(float(value)) for value in (len(v), v[0], np.median(v), v[-1])), percent(_top_share(v))]
+        [
+            network,
+            *(written(float(value)) for value in (len(v), v[0], np.median(v), v[-1])),
+            percent(_share_of_largest_tenth(v)),
+        ]
         for network, v in falling.items()
     ]
     header = ["network", "values", "largest", "median", "smallest", "share of the largest tenth"]
-    log = wants_log(np.concatenate(list(falling.values())))
+    log = is_better_on_log_axis(np.concatenate(list(falling.values())))
     caption = f"Values by rank, the largest first{', logarithmic scale' if log else ''}."
-    make = curves(drawn, "rank", shortened(measure, 30))
+    make = figure_of_curves(drawn, "rank", shortened_name(measure, 30))
     yield Plot(f"units-{measure}-{layer}", f"{measure} · {layer}", caption, make, header, numbers)
 
 
-def _top_share(falling: Floats) -> float:
+def _share_of_largest_tenth(falling: Floats) -> float:
     """Share of the largest tenth in the sum; NaN where values do not all have one sign."""
     if falling[-1] < 0 or falling.sum() <= 0:
         return math.nan
@@ -262,40 +272,40 @@ def history_plots(histories: Mapping[str, pd.DataFrame], colours: Colours) -> It
     """Training curves, one figure per recorded quantity: solid for the training set, dashed for the test set."""
     frames = {name: frame if "epoch" in frame.columns else frame.reset_index() for name, frame in histories.items()}
     varying = [
-        _part_and_quantity(str(column))[1]
+        _split_column_name(str(column))[1]
         for frame in frames.values()
         for column in frame.select_dtypes("number")
         if column not in NOT_A_CURVE and frame[column].nunique() > 1
     ]
     for quantity in dict.fromkeys(varying):
-        yield from _curves(frames, quantity, colours)
+        yield from _training_curve_plots(frames, quantity, colours)
 
 
-def _part_and_quantity(column: str) -> tuple[str, str]:
+def _split_column_name(column: str) -> tuple[str, str]:
     """train_loss → (train, loss)."""
     part, _, name = column.partition("_")
     return (part, name) if part in LINES and name else ("", column)
 
 
-def _curves(frames: Mapping[str, pd.DataFrame], quantity: str, colours: Colours) -> Iterator[Plot]:
+def _training_curve_plots(frames: Mapping[str, pd.DataFrame], quantity: str, colours: Colours) -> Iterator[Plot]:
     drawn: list[Curve] = []  # finite values by epoch
     numbers: list[list[str]] = []
     for network, frame in frames.items():
         for column in frame.columns:
-            part, name = _part_and_quantity(str(column))
+            part, name = _split_column_name(str(column))
             points = frame.set_index("epoch")[column] if name == quantity else pd.Series(dtype="float64")
             points = points.astype("float64").replace([math.inf, -math.inf], math.nan).dropna()
             if len(points):
                 label, look = f"{network}, {part}" if part else network, {"fmt": LINES[part]}
-                drawn.append(Curve(shortened(label, 30), points.index, points, colour_of(network, colours), look))
+                drawn.append(Curve(shortened_name(label, 30), points.index, points, colour_of(network, colours), look))
                 ends = (points.iloc[0], points.min(), points.iloc[-1], points.index[-1])
                 numbers.append([label, *(written(float(value)) for value in ends)])
     if not drawn:
         return
-    log = wants_log(value for curve in drawn for value in curve.y)
+    log = is_better_on_log_axis(value for curve in drawn for value in curve.y)
     caption = f"By epoch{', logarithmic scale' if log else ''}."
     header = ["curve", "first", "lowest", "last", "epochs"]
-    yield Plot(f"training-{quantity}", quantity, caption, curves(drawn, "epoch", quantity), header, numbers)
+    yield Plot(f"training-{quantity}", quantity, caption, figure_of_curves(drawn, "epoch", quantity), header, numbers)
 
 
 def save_plots(plots: Iterable[Plot], folder: str | os.PathLike[str], formats: str | Iterable[str]) -> list[Path]:
@@ -307,7 +317,7 @@ def save_plots(plots: Iterable[Plot], folder: str | os.PathLike[str], formats: s
     saved: list[Path] = []
     taken: set[str] = set()
     for plot in plots:
-        stem, figure = _stem(plot.stem, taken), figure_of(plot)
+        stem, figure = _unique_file_stem(plot.stem, taken), figure_of(plot)
         for extension in chosen:
             target = Path(folder) / f"{stem}.{extension}"
             with whole_file(target) as temporary:
@@ -316,7 +326,7 @@ def save_plots(plots: Iterable[Plot], folder: str | os.PathLike[str], formats: s
     return saved
 
 
-def _stem(text: str, taken: set[str]) -> str:
+def _unique_file_stem(text: str, taken: set[str]) -> str:
     """A file name that any system takes, and that no other figure of this call has."""
     plain = re.sub(r"[^A-Za-z0-9_-]+", "-", text).strip("-")[:100] or "figure"
     stem, n = plain, 2

@@ -26,10 +26,10 @@ from flatscope.landscapes.surface import Surface
 from flatscope.reports import sections
 from flatscope.reports.decisions_page import DECISION_KINDS
 from flatscope.reports.figures import comparison_plot, history_plots, measured_plots
-from flatscope.reports.kinds import ACCEPTED, Kind, columns_words
+from flatscope.reports.kinds import ACCEPTED, Kind, columns_in_words
 from flatscope.reports.markup import Colours
 from flatscope.reports.plots import Plot
-from flatscope.reports.surfaces import surface_plots, surface_words, surfaces_part
+from flatscope.reports.surfaces import label_of_surface, surface_plots, surfaces_part
 from flatscope.reports.training_kinds import TRAINING_KINDS
 from flatscope.result import Result
 from flatscope.spectra.density import SpectralDensity
@@ -47,7 +47,7 @@ def _is_measures(item: object) -> bool:
     return isinstance(item, Table) and not _is_bounds(item)
 
 
-def is_history(item: object) -> bool:
+def is_training_history(item: object) -> bool:
     """One row per epoch; the frame of a Table is not one, whatever its index is called."""
     if not isinstance(item, pd.DataFrame) or "measure" in item.columns:
         return False
@@ -98,7 +98,7 @@ ORDER = (
 OWN_KINDS: dict[str, Kind] = {
     "comparisons": Kind("a Comparison of networks", Comparison, "comparison", sections.comparisons_part),
     "surfaces": Kind(
-        "a Surface of a landscape", Surface, _network_name, surfaces_part, surface_words, plots=surface_plots
+        "a Surface of a landscape", Surface, _network_name, surfaces_part, label_of_surface, plots=surface_plots
     ),
     "measures": Kind(
         "a Table of measures",
@@ -115,7 +115,7 @@ OWN_KINDS: dict[str, Kind] = {
         (SpectralDensity, Eigenpairs),
         _network_name,
         sections.spectra_part,
-        sections.spectrum_kind,
+        sections.label_of_spectrum,
         plots=sections.spectrum_plots,
     ),
     "simplexes": Kind(
@@ -127,7 +127,7 @@ OWN_KINDS: dict[str, Kind] = {
     ),
     "histories": Kind(
         "a pandas frame of training history with a column `epoch`",
-        is_history,
+        is_training_history,
         "network",
         sections.histories_part,
         plots=history_plots,
@@ -168,42 +168,42 @@ def by_kind(items: object) -> dict[str, dict[str, Any]]:
         items: a thing that can be shown, a (name, thing) pair, or a list or dictionary of these, nested at will.
     """
     named: dict[str, list[tuple[str | None, Any]]] = {kind: [] for kind in shown_kinds()}
-    for name, item in _flat(items, None):
+    for name, item in _named_items(items, None):
         if (kind := _kind_of(item)) == "histories" and isinstance(item, pd.DataFrame):
             _refuse_words(item, name)
         named[kind].append((name, item))
     if not any(named.values()):
-        raise InputError("at least one thing to show", "none", where="report", fix=_accepted())
+        raise InputError("at least one thing to show", "none", where="report", fix=_accepted_kinds_in_words())
     return {
-        name: _unique(kind, [(given, kind.shown_as(item)) for given, item in named[name]])
+        name: _uniquely_named(kind, [(given, kind.shown_as(item)) for given, item in named[name]])
         for name, kind in shown_kinds().items()
     }
 
 
-def _flat(items: object, name: str | None) -> Iterator[tuple[str | None, object]]:
+def _named_items(items: object, name: str | None) -> Iterator[tuple[str | None, object]]:
     if isinstance(items, Mapping):
         for key, item in items.items():
-            yield from _flat(item, printable(str(key)))
+            yield from _named_items(item, printable(str(key)))
     elif isinstance(items, tuple) and len(items) == 2 and isinstance(items[0], str):
-        yield from _flat(items[1], printable(items[0]))
+        yield from _named_items(items[1], printable(items[0]))
     elif isinstance(items, (list, tuple)):
         for item in items:
-            yield from _flat(item, name)
+            yield from _named_items(item, name)
     else:
         yield name, items
 
 
-def _recognised(item: object) -> str | None:
+def _recognised_kind(item: object) -> str | None:
     return next((name for name, kind in shown_kinds().items() if kind.accepts(item)), None)
 
 
 def _kind_of(item: object) -> str:
-    if (name := _recognised(item)) is not None:
+    if (name := _recognised_kind(item)) is not None:
         return name
     got = type(item).__name__
     if isinstance(item, pd.DataFrame):
         got = f"a frame with columns {', '.join(map(str, item.columns[:6])) or 'none'}"
-    raise InputError("something a report can show", got, where="report", fix=_accepted())
+    raise InputError("something a report can show", got, where="report", fix=_accepted_kinds_in_words())
 
 
 def _refuse_words(history: pd.DataFrame, name: str | None) -> None:
@@ -216,12 +216,12 @@ def _refuse_words(history: pd.DataFrame, name: str | None) -> None:
             )
 
 
-def _accepted() -> str:
+def _accepted_kinds_in_words() -> str:
     words = "; ".join(kind.words for kind in shown_kinds().values())
     return f"Accepted are {words}; and (name, thing) pairs, lists and dictionaries of these"
 
 
-def _unique(kind: Kind, pairs: list[tuple[str | None, Any]]) -> dict[str, Any]:
+def _uniquely_named(kind: Kind, pairs: list[tuple[str | None, Any]]) -> dict[str, Any]:
     """Names given or made up, told apart by a number where they are equal."""
     names = [kind.name_of(item) if name is None else name for name, item in pairs]
     aspects = [kind.aspect(item) for _, item in pairs]
@@ -254,18 +254,18 @@ def read_item(given: str, target: str = "", measures: Sequence[str] = ()) -> lis
     Raises:
         InputError: nothing there, or nothing that a report can show.
     """
-    name, path = named_path(given)
+    name, path = split_name_and_path(given)
     if path.is_dir():
-        return _folder(path, name or path.name)
+        return _items_of_folder(path, name or path.name)
     if not path.is_file():
         raise InputError("a file or folder", "nothing there", where=str(path), fix=ACCEPTED)
-    readers = {".parquet": _parquet, ".json": _json, ".npz": _npz, ".csv": _csv}
+    readers = {".parquet": _read_parquet, ".json": _read_json, ".npz": _read_npz, ".csv": _read_csv}
     reader = readers.get(path.suffix.lower())
     if reader is None:
-        raise _unknown(path, f"a {path.suffix or 'file without ending'}")
+        raise _unknown_content_error(path, f"a {path.suffix or 'file without ending'}")
     item = reader(path)
     if isinstance(item, pd.DataFrame):
-        item = _frame(path, item, target, measures)
+        item = _item_of_frame(path, item, target, measures)
     return [(name or network_name(path), item)]
 
 
@@ -274,30 +274,30 @@ def network_name(path: Path) -> str:
     return ASPECT.sub("", path.stem) or path.stem
 
 
-def named_path(given: str) -> tuple[str, Path]:
+def split_name_and_path(given: str) -> tuple[str, Path]:
     """The parts of `name=path`; the name is empty where a path alone is given."""
     name, equals, path = given.partition("=")
     return (name, Path(path)) if equals and not Path(given).exists() else ("", Path(given))
 
 
-def _folder(path: Path, name: str) -> list[tuple[str, Any]]:
+def _items_of_folder(path: Path, name: str) -> list[tuple[str, Any]]:
     """Items of a folder: a result of its kind; or a run's history and what was measured into it."""
     for kind in shown_kinds().values():
         if kind.read_folder is not None and (path / kind.folder_file).is_file():
             return [(name, kind.read_folder(path))]
     if not (path / HISTORY_FILE).is_file():
         raise InputError(f"a folder with {HISTORY_FILE}", "a folder without", where=str(path), fix=ACCEPTED)
-    history = _csv(path / HISTORY_FILE)
-    if _recognised(history) != "histories":
-        raise _unknown(path / HISTORY_FILE, columns_words(history))
+    history = _read_csv(path / HISTORY_FILE)
+    if _recognised_kind(history) != "histories":
+        raise _unknown_content_error(path / HISTORY_FILE, columns_in_words(history))
     found: list[tuple[str, Any]] = [(name, history)]
     for file in sorted(path.iterdir()):
-        if file.suffix == ".npz" or (file.suffix == ".parquet" and _written_as(file)):
-            found.append((name, _npz(file) if file.suffix == ".npz" else _parquet(file)))
+        if file.suffix == ".npz" or (file.suffix == ".parquet" and _class_that_wrote(file)):
+            found.append((name, _read_npz(file) if file.suffix == ".npz" else _read_parquet(file)))
     return found
 
 
-def _content(path: Path, read: Callable[[bytes], T], words: str) -> T:
+def _read_file_content(path: Path, read: Callable[[bytes], T], words: str) -> T:
     """Content of a file by one of our readers of bytes."""
     try:
         return read(read_with_sum(path))
@@ -307,33 +307,33 @@ def _content(path: Path, read: Callable[[bytes], T], words: str) -> T:
         raise InputError(f"{words} that can be read", str(problem), where=str(path), fix=ACCEPTED) from problem
 
 
-def _written_as(path: Path) -> type[Result] | None:
+def _class_that_wrote(path: Path) -> type[Result] | None:
     """Which class of results wrote a Parquet file; None for a frame of somebody else."""
-    metadata = _content(path, parquet_metadata, "a Parquet file")
-    return next((kind for kind in _saved_classes() if kind.parquet_key() in metadata), None)
+    metadata = _read_file_content(path, parquet_metadata, "a Parquet file")
+    return next((kind for kind in _classes_of_result_files() if kind.parquet_key() in metadata), None)
 
 
-def _saved_classes() -> list[type[Result]]:
+def _classes_of_result_files() -> list[type[Result]]:
     """Classes of results that files may hold."""
     return [each for kind in shown_kinds().values() for each in kind.classes]
 
 
-def _parquet(path: Path) -> Any:
-    kind = _written_as(path)
-    return kind.load(path) if kind else _content(path, foreign_parquet, "a Parquet file")
+def _read_parquet(path: Path) -> Any:
+    kind = _class_that_wrote(path)
+    return kind.load(path) if kind else _read_file_content(path, foreign_parquet, "a Parquet file")
 
 
-def _json(path: Path) -> Any:
-    content = _content(path, from_json_bytes, "a JSON file")
-    for kind in _saved_classes():
+def _read_json(path: Path) -> Any:
+    content = _read_file_content(path, from_json_bytes, "a JSON file")
+    for kind in _classes_of_result_files():
         if isinstance(content, dict) and f"flatscope_{kind.WORD}" in content:
             return kind.load(path)
-    raise _unknown(path, "JSON of another kind")
+    raise _unknown_content_error(path, "JSON of another kind")
 
 
-def _npz(path: Path) -> Result:
+def _read_npz(path: Path) -> Result:
     """Drawn result of a file (a surface, mixtures of networks, a spectrum), told by the arrays in it."""
-    arrays = _content(path, from_npz_bytes, "an .npz file")
+    arrays = _read_file_content(path, from_npz_bytes, "an .npz file")
     known: dict[str, type[Result]] = {
         "weights": Simplex,
         "node": SpectralDensity,
@@ -344,18 +344,18 @@ def _npz(path: Path) -> Result:
     return next((kind for array, kind in known.items() if array in arrays), Surface).load(path)
 
 
-def _csv(path: Path) -> pd.DataFrame:
-    return _content(path, lambda content: pd.read_csv(io.BytesIO(content)), "a CSV file")
+def _read_csv(path: Path) -> pd.DataFrame:
+    return _read_file_content(path, lambda content: pd.read_csv(io.BytesIO(content)), "a CSV file")
 
 
-def _frame(path: Path, frame: pd.DataFrame, target: str, measures: Sequence[str]) -> Any:
-    if _recognised(frame) == "histories":
+def _item_of_frame(path: Path, frame: pd.DataFrame, target: str, measures: Sequence[str]) -> Any:
+    if _recognised_kind(frame) == "histories":
         return frame
     for kind in shown_kinds().values():
         if kind.read_frame is not None:
             return kind.read_frame(path, frame, target, measures)
-    raise InputError("a training history", columns_words(frame), where=str(path), fix=ACCEPTED)
+    raise InputError("a training history", columns_in_words(frame), where=str(path), fix=ACCEPTED)
 
 
-def _unknown(path: Path, got: str) -> InputError:
+def _unknown_content_error(path: Path, got: str) -> InputError:
     return InputError("something that a report can show", got, where=str(path), fix=ACCEPTED)

@@ -52,7 +52,7 @@ class Kind(NamedTuple):
         return self.name if isinstance(self.name, str) else self.name(item)
 
 
-def columns_words(frame: pd.DataFrame) -> str:
+def columns_in_words(frame: pd.DataFrame) -> str:
     """The first columns of a frame, for an error."""
     shown = ", ".join(map(str, frame.columns[:6]))
     return f"columns {shown}{', …' if len(frame.columns) > 6 else ''}"

@@ -13,9 +13,28 @@ from markupsafe import Markup
 from flatscope.comparing.records import DIFFERENCES, RANKING, Record, records_by_measure
 from flatscope.formatting import numbered, some_of
 from flatscope.registry import declarations
-from flatscope.reports.markup import Cell, Colours, Part, Section, badge, breakable, element, listed, table, told
-from flatscope.reports.measured import INVARIANCE_WORDS, invariance
-from flatscope.reports.plots import COLOURS, Plot, hero, legend_above, on_axes, scale_axis, shortened
+from flatscope.reports.markup import (
+    Cell,
+    Colours,
+    Part,
+    Section,
+    answer_and_list,
+    badge,
+    breakable,
+    bullet_list,
+    element,
+    table,
+)
+from flatscope.reports.measured import INVARIANCE_WORDS, invariance_of_measure
+from flatscope.reports.plots import (
+    COLOURS,
+    Plot,
+    figure_from_axes_function,
+    first_plot_for_top,
+    legend_above,
+    scale_axis,
+    shortened_name,
+)
 from flatscope.training.benchmarking.leaderboard import RELEASED, Leaderboard, score_number, score_words
 from flatscope.training.benchmarking.recipe import MOST_EPOCHS, SETTINGS, STOPS
 from flatscope.training.benchmarking.scores import CONTROLS, SCORES
@@ -44,16 +63,16 @@ def leaderboards_part(boards: Mapping[str, Leaderboard], colours: Colours) -> Pa
     sections, answers, top = [], [], Markup("")
     for n, (name, board) in enumerate(boards.items()):
         plots = list(leaderboard_plots({name: board}, colours))
-        top = top or hero(plots)
+        top = top or first_plot_for_top(plots)
         answers += [element("h3", name)] if len(boards) > 1 else []
-        answers.append(told(leaderboard_sentences(board)))
+        answers.append(answer_and_list(leaderboard_sentences(board)))
         more = f"-{n}" if n else ""
-        body = _ranking(board, more) + _by_difference(board, more) + _reading(board)
+        body = _ranking_table(board, more) + _scores_by_difference_table(board, more) + _explanation_of_columns(board)
         gist, which = numbered(len(board.names), "measure"), f": {name}" if len(boards) > 1 else ""
         sections.append(Section(f"leaderboard{more}", f"Leaderboard{which}", body, gist, open=not n))
         for place, (data, stop) in enumerate(board.populations):
             shown = f"{data}, training loss {stop:g}{which}"
-            scores = _scores(board, data, stop, f"{more}-{place}")
+            scores = _scores_table(board, data, stop, f"{more}-{place}")
             sections.append(Section(f"scores{more}-{place}", shown, scores, "every score with its interval"))
     provenance = {f"{name}, {board.WORD}": board.meta for name, board in boards.items()}
     return Part(Markup("").join(answers), sections, provenance, picture=top)
@@ -73,33 +92,33 @@ def leaderboard_sentences(board: Leaderboard) -> list[str]:
     networks, missed = board.meta.get("networks", "?"), board.meta.get("not reached", {})
     told_missed = ", ".join(f"{count} did not reach {stop}" for stop, count in missed.items() if count)
     sentences = [
-        *_of_own_measures(board, ranked),
+        *_own_measures_in_words(board, ranked),
         f"{best}.",
         f"{networks} networks" + (f", of which {told_missed}." if told_missed else "."),
     ]
     known = declarations()
     ordered = [name for name in ranked if base_name(name) in known and known[base_name(name)].direction != "none"]
-    wrong = [name for name in ordered if all(_sure(board, name, *key) < 0 for key in board.populations)]
+    wrong = [name for name in ordered if all(_sign_of_clear_score(board, name, *key) < 0 for key in board.populations)]
     if wrong:
         sentences.append(
             "Significantly correlated in the wrong direction, on every data set at every training loss: "
             f"{some_of(wrong, 8)}."
         )
     if board.meta.get("networks") == RELEASED:
-        sentences += _of_pairs(board)
+        sentences += _ranked_pairs_in_words(board)
     elif board.meta.get("own") or board.meta.get("data"):
         sentences.append("Fewer networks than the released 1,024: do not put these Ψ beside theirs.")
     return sentences
 
 
-def _of_own_measures(board: Leaderboard, ranked: Sequence[str]) -> list[str]:
+def _own_measures_in_words(board: Leaderboard, ranked: Sequence[str]) -> list[str]:
     """Sentences on the user's own measures, the last one first: place, Ψ, and how they rank pairs."""
     sentences: list[str] = []
     for own in reversed(board.meta.get("own", [])):
         if own in ranked:
             psi = score_number(board.mean(own, "psi"))
             place = f"place {ranked.index(own) + 1} of {len(ranked)}, Ψ = {psi}"
-            sentences.append(f"{own}: {place}.{_beside_chance(board, own)}")
+            sentences.append(f"{own}: {place}.{_verdict_beside_chance(board, own)}")
         else:
             sentences.append(f"{own}: no score.")
         if pairs := board.meta.get("pairs", {}).get(own):
@@ -107,7 +126,7 @@ def _of_own_measures(board: Leaderboard, ranked: Sequence[str]) -> list[str]:
     return sentences
 
 
-def _of_pairs(board: Leaderboard) -> list[str]:
+def _ranked_pairs_in_words(board: Leaderboard) -> list[str]:
     """A sentence on how the two best known measures ranked pairs of released networks; none where both are missing."""
     training, width = records_by_measure("training"), records_by_measure("width")
     names = [name for name in ("l2_path_norm", "rho_sum") if name in board.names]
@@ -117,9 +136,9 @@ def _of_pairs(board: Leaderboard) -> list[str]:
     return [f"For two trainings of one architecture: {'; '.join(records)}."] if names else []
 
 
-def _beside_chance(board: Leaderboard, name: str) -> str:
+def _verdict_beside_chance(board: Leaderboard, name: str) -> str:
     """Verdict on whether a measure ranks networks better than random numbers, with its intervals."""
-    signs = {_sure(board, name, *key) for key in board.populations}
+    signs = {_sign_of_clear_score(board, name, *key) for key in board.populations}
     answer = {1.0: "yes", -1.0: "no, worse"}.get(signs.pop(), "not clear") if len(signs) == 1 else "not clear"
     intervals = [
         f"{data} {stop:g}: {score_words(board.row(name, data, stop, 'psi'))}" for data, stop in board.populations
@@ -127,48 +146,48 @@ def _beside_chance(board: Leaderboard, name: str) -> str:
     return f" Better than chance: {answer} (Ψ {', '.join(intervals)})."
 
 
-def _sure(board: Leaderboard, name: str, data: str, stop: float) -> float:
+def _sign_of_clear_score(board: Leaderboard, name: str, data: str, stop: float) -> float:
     """The sign of Ψ where its interval leaves one, else 0."""
     row = board.row(name, data, stop, "psi")
     return 0.0 if row is None or not row["low"] * row["high"] > 0 else float(np.sign(row["value"]))
 
 
-def _name(name: str, place: int | None = None) -> Cell:
+def _measure_name_cell(name: str, place: int | None = None) -> Cell:
     parts = [element("span", f"{place}. ", class_="quiet")] if place else []
     parts.append(element("span", breakable(name), class_="name"))
     parts += [element("small", EXPLAINED[name])] if name in EXPLAINED else []
     return Cell(Markup("").join(parts), name)
 
 
-def _mean(board: Leaderboard, name: str, score: str) -> Cell:
+def _mean_score_cell(board: Leaderboard, name: str, score: str) -> Cell:
     value = board.mean(name, score)
     return Cell(
         element("span", score_number(value), class_="value"), "" if math.isnan(value) else f"{value:.6f}", "correlate"
     )
 
 
-def _score(row: pd.Series[Any] | None, *, noted: bool = False) -> Cell:
+def _score_cell(row: pd.Series[Any] | None, *, noted: bool = False) -> Cell:
     value, _, interval = score_words(row).partition(" ")
     notes = [interval, str(row["note"]) if row is not None and (noted or value == "n/a") else ""]
     shown = element("span", value, class_="value") + Markup("").join(element("small", text) for text in notes if text)
     return Cell(shown, "" if row is None or math.isnan(row["value"]) else f"{row['value']:.6f}", "correlate")
 
 
-def _ranking(board: Leaderboard, more: str) -> Markup:
+def _ranking_table(board: Leaderboard, more: str) -> Markup:
     """One row per measure: Ψ of each population with its interval, the other scores on average."""
     known, others = declarations(), [score for score in TITLES if score not in ("psi", "tau_rescaled")]
     heads = [f"Ψ {data} {stop:g}" for data, stop in board.populations]
     rows, invariances = [], []
     for place, name in enumerate(board.names, start=1):
-        stands = invariance(known.get(base_name(name)))
+        stands = invariance_of_measure(known.get(base_name(name)))
         word, kind = INVARIANCE_WORDS[stands]
         invariances.append(stands)
         rows.append(
             [
-                _name(name, place),
-                _mean(board, name, "psi"),
-                *(_score(board.row(name, data, stop, "psi")) for data, stop in board.populations),
-                *(_mean(board, name, score) for score in others),
+                _measure_name_cell(name, place),
+                _mean_score_cell(board, name, "psi"),
+                *(_score_cell(board.row(name, data, stop, "psi")) for data, stop in board.populations),
+                *(_mean_score_cell(board, name, score) for score in others),
                 Cell("" if name in CONTROLS else badge(word, kind), str(list(INVARIANCE_WORDS).index(stands))),
             ]
         )
@@ -186,7 +205,7 @@ def _ranking(board: Leaderboard, more: str) -> Markup:
     )
 
 
-def _by_difference(board: Leaderboard, more: str) -> Markup:
+def _scores_by_difference_table(board: Leaderboard, more: str) -> Markup:
     """Ψ by what two networks differ in, of the released networks; empty for a board of others."""
     if board.meta.get("networks") != RELEASED:
         return Markup("")
@@ -195,7 +214,7 @@ def _by_difference(board: Leaderboard, more: str) -> Markup:
     for name in [*board.names, RANKING]:
         found = [known[kind].get(name) for kind in DIFFERENCES]
         if any(found):
-            rows.append([_name(name), *map(_record, found)])
+            rows.append([_measure_name_cell(name), *map(_record_cell, found)])
     label = "Ψ by what two networks differ in. Column headers sort."
     sorts = ["text", *["number"] * len(DIFFERENCES)]
     header, id_ = ["Measure", *DIFFERENCES], f"differences-table{more}"
@@ -205,7 +224,7 @@ def _by_difference(board: Leaderboard, more: str) -> Markup:
     return title + element("p", f"{words}.", class_="quiet") + grid
 
 
-def _record(found: Record | None) -> Cell:
+def _record_cell(found: Record | None) -> Cell:
     if found is None:
         return Cell("n/a", "", "correlate")
     ends = "" if math.isnan(found.low) else f"[{score_number(found.low)}, {score_number(found.high)}]"
@@ -213,7 +232,7 @@ def _record(found: Record | None) -> Cell:
     return Cell(shown, f"{found.psi:.6f}", "correlate")
 
 
-def _scores(board: Leaderboard, data: str, stop: float, more: str) -> Markup:
+def _scores_table(board: Leaderboard, data: str, stop: float, more: str) -> Markup:
     """Every score of every measure on one data set at one stop."""
     scores = [score for score in SCORES if any(board.row(name, data, stop, score) is not None for name in board.names)]
     rows = []
@@ -223,8 +242,8 @@ def _scores(board: Leaderboard, data: str, stop: float, more: str) -> Markup:
         count = "" if tau is None else str(int(tau["networks"]))
         rows.append(
             [
-                _name(name),
-                *(_score(row, noted=score == "worst_error") for score, row in found.items()),
+                _measure_name_cell(name),
+                *(_score_cell(row, noted=score == "worst_error") for score, row in found.items()),
                 Cell(count, count),
             ]
         )
@@ -234,7 +253,7 @@ def _scores(board: Leaderboard, data: str, stop: float, more: str) -> Markup:
     return table(label, header, rows, class_="measures correlations", id_=f"scores-table{more}", sorts=sorts)
 
 
-def _reading(board: Leaderboard) -> Markup:
+def _explanation_of_columns(board: Leaderboard) -> Markup:
     """Explanation of the columns and of the networks."""
     words = [f"{TITLES[score]}: {said}; best {best:g}." for score, (said, best) in SCORES.items()]
     varied = ", ".join(name.replace("_", " ") for name in SETTINGS)
@@ -248,7 +267,7 @@ def _reading(board: Leaderboard) -> Markup:
         "Intervals of 95 % over networks, the data sets held fixed. Averages over data sets and stops have none.",
     ]
     join = element("p", "A measure of your own joins with one command: ", element("code", JOIN))
-    return element("h3", "How to read it") + listed(notes) + join
+    return element("h3", "How to read it") + bullet_list(notes) + join
 
 
 def leaderboard_plots(boards: Mapping[str, Leaderboard], _: Colours) -> Iterator[Plot]:
@@ -269,7 +288,7 @@ def leaderboard_plots(boards: Mapping[str, Leaderboard], _: Colours) -> Iterator
                 style: dict[str, Any] = {"fmt": MARKERS[n % 4], "color": COLOURS[n], "markersize": 3, "elinewidth": 1}
                 ax.errorbar(ends[:, 0], heights, xerr=reach, label=f"{data} {stop:g}", **style)
             ax.axvline(0, color="#333333", linewidth=1)
-            ax.set_yticks(range(len(kept)), [shortened(measure, 30) for measure in kept], fontsize=8)
+            ax.set_yticks(range(len(kept)), [shortened_name(measure, 30) for measure in kept], fontsize=8)
             ax.set_ylim(max(len(kept), 1) - 0.5, -0.5)
             scale_axis(ax.xaxis, "granulated Ψ with the gap")
             legend_above(ax, columns=2, handletextpad=0.1)
@@ -279,5 +298,5 @@ def leaderboard_plots(boards: Mapping[str, Leaderboard], _: Colours) -> Iterator
             f"{name}-psi",
             "Which measures rank networks as the gap does?",
             caption,
-            on_axes(draw, height=1.2 + ROW * len(kept)),
+            figure_from_axes_function(draw, height=1.2 + ROW * len(kept)),
         )

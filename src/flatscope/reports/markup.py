@@ -42,12 +42,12 @@ def element(tag: str, *children: object, **attributes: object) -> Markup:
 
 def fragment(template: str, *, package: str = "flatscope.reports", **values: Any) -> Markup:
     """A template in the folder of a package, filled in."""
-    return Markup(_templates(package).get_template(template).render(values))
+    return Markup(_template_environment(package).get_template(template).render(values))
 
 
-def source(name: str, *, package: str = "flatscope.reports") -> str:
+def text_of_package_file(name: str, *, package: str = "flatscope.reports") -> str:
     """The text of a file in the folder of a package, as it is: the style sheet, the script."""
-    environment = _templates(package)
+    environment = _template_environment(package)
     assert environment.loader is not None
     return environment.loader.get_source(environment, name)[0]
 
@@ -58,7 +58,7 @@ def breakable(name: str) -> Markup:
 
 
 @cache
-def formula(source: str) -> Markup:
+def formula_as_mathml(source: str) -> Markup:
     r"""A formula of one line as MathML, which browsers draw without any library; its source where it cannot be read.
 
     Example:
@@ -68,7 +68,7 @@ def formula(source: str) -> Markup:
         '<code class="tex">\\unheardof</code>'
     """
     try:
-        if not _balanced(source):
+        if not _braces_are_balanced(source):
             raise ValueError(source)
         inner = Markup("").join(_mathml(child) for child in convert_to_element(source))
     except Exception:  # the converter has errors of many kinds, and a page does not fail for a formula
@@ -84,12 +84,12 @@ def _mathml(node: Element) -> Markup:
     attributes = {name: value for name, value in node.attrib.items() if name in _ATTRIBUTES}
     alphabet = attributes.get("mathvariant", "")
     if alphabet in _ALPHABETS:  # browsers know these letters as characters, not as a style
-        text = "".join(_letter(_ALPHABETS[alphabet], letter) for letter in text)
+        text = "".join(_letter_of_alphabet(_ALPHABETS[alphabet], letter) for letter in text)
         del attributes["mathvariant"]
     return element(node.tag, text, *map(_mathml, children), **attributes)
 
 
-def _letter(alphabet: str, letter: str) -> str:
+def _letter_of_alphabet(alphabet: str, letter: str) -> str:
     """A letter of a mathematical alphabet; anything else as it is."""
     kind = f"{alphabet} {'CAPITAL' if letter.isupper() else 'SMALL'} {letter.upper()}"
     for name in (f"MATHEMATICAL {kind}", kind):  # some, as the double-struck R, are older than the block of the others
@@ -98,7 +98,7 @@ def _letter(alphabet: str, letter: str) -> str:
     return letter
 
 
-def _balanced(source: str) -> bool:
+def _braces_are_balanced(source: str) -> bool:
     """True if every brace that opens a group is closed again."""
     depth = 0
     for brace in re.findall(r"\\.|[{}]", source):
@@ -109,7 +109,7 @@ def _balanced(source: str) -> bool:
 
 
 @cache
-def _templates(package: str) -> Environment:
+def _template_environment(package: str) -> Environment:
     environment = Environment(
         loader=PackageLoader(package, "."),
         autoescape=True,
@@ -162,16 +162,16 @@ def badge(text: str, kind: str = "", title: str | None = None) -> Markup:
     return element("span", text, class_=f"badge {kind}".strip(), title=title)
 
 
-def listed(sentences: Iterable[object]) -> Markup:
+def bullet_list(sentences: Iterable[object]) -> Markup:
     """Sentences as a list; nothing for none."""
     items = [element("li", sentence) for sentence in sentences]
     return element("ul", *items, class_="findings") if items else Markup("")
 
 
-def told(sentences: Sequence[object]) -> Markup:
+def answer_and_list(sentences: Sequence[object]) -> Markup:
     """An answer: its first sentence large, the others as a list."""
     first = element("p", sentences[0], class_="conclusion") if sentences else Markup("")
-    return first + listed(sentences[1:])
+    return first + bullet_list(sentences[1:])
 
 
 class Section(NamedTuple):

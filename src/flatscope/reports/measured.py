@@ -61,7 +61,7 @@ class Line(NamedTuple):
     @property
     def invariance(self) -> str:
         """Which rescalings of the same function leave the value alone: all, some, none, or unknown."""
-        return invariance(self.entry) if self.kept else "none" if self.entry is not None else "unknown"
+        return invariance_of_measure(self.entry) if self.kept else "none" if self.entry is not None else "unknown"
 
     @property
     def kept(self) -> frozenset[str]:
@@ -71,7 +71,7 @@ class Line(NamedTuple):
         return frozenset(self.entry.invariant_under)
 
 
-def invariance(entry: Declaration | None) -> str:
+def invariance_of_measure(entry: Declaration | None) -> str:
     """Rescalings that leave a measure alone: "all", "some", "none" or "unknown"; only "all" lets networks be compared.
 
     Any rescaling of the weights that leaves the function as it is must leave a measure as it is; otherwise a
@@ -83,7 +83,7 @@ def invariance(entry: Declaration | None) -> str:
     return ("none", "some", "all")[kept]
 
 
-def lines(tables: Mapping[str, Table], kind: str = "measure") -> list[Line]:
+def measure_lines(tables: Mapping[str, Table], kind: str = "measure") -> list[Line]:
     """The measures (or bounds) of all tables, in the order in which they first appear."""
     known = declarations(kind)
     frames = [table.to_frame() for table in tables.values()]
@@ -94,7 +94,7 @@ def lines(tables: Mapping[str, Table], kind: str = "measure") -> list[Line]:
             str(name),
             options_words(str(options)),
             known.get(str(name)),
-            [_cell(g.get((name, options))) for g in groups],
+            [_cell_of_rows(g.get((name, options))) for g in groups],
         )
         for name, options in keys
     ]
@@ -124,7 +124,9 @@ def comparison_data(tables: Mapping[str, Table], left_out: Collection[str] = ())
     first, *others = tables
     data = ComparisonData(first, others, [], [], [])
     seen: set[tuple[str, ...]] = set()
-    for line in _one_of_each(line for line in lines(tables) if line.label not in left_out) if others else []:
+    for line in (
+        _one_line_per_measure(line for line in measure_lines(tables) if line.label not in left_out) if others else []
+    ):
         cells = [cell for cell in line.cells if cell is not None and cell.value > 0 and not cell.extent]
         if len(cells) < len(tables) or not all(math.isfinite(cell.value) for cell in cells):
             continue
@@ -143,7 +145,7 @@ def comparison_data(tables: Mapping[str, Table], left_out: Collection[str] = ())
     return data
 
 
-def _one_of_each(several: Iterable[Line]) -> list[Line]:
+def _one_line_per_measure(several: Iterable[Line]) -> list[Line]:
     """One line of every measure: the middle one of its options."""
     by_name: dict[str, list[Line]] = {}
     for line in several:
@@ -151,14 +153,14 @@ def _one_of_each(several: Iterable[Line]) -> list[Line]:
     return [same[(len(same) - 1) // 2] for same in by_name.values()]
 
 
-def _cell(rows: pd.DataFrame | None) -> MeasuredCell | None:
+def _cell_of_rows(rows: pd.DataFrame | None) -> MeasuredCell | None:
     if rows is None:
         return None
     per_network = rows_of(rows, "network")
-    return _single(per_network.iloc[0]) if len(per_network) else _several(rows)
+    return _cell_of_one_value(per_network.iloc[0]) if len(per_network) else _cell_of_several_values(rows)
 
 
-def _single(row: pd.Series[Any]) -> MeasuredCell:
+def _cell_of_one_value(row: pd.Series[Any]) -> MeasuredCell:
     value, stderr = float(row["value"]), float(row["stderr"])
     low, high = float(row["low"]), float(row["high"])
     reason, folded = str(row["reason"]), bool(row["folded"])
@@ -174,7 +176,7 @@ def _single(row: pd.Series[Any]) -> MeasuredCell:
     return MeasuredCell(value, text, error, relative, bool(row["exact"]), "", interval, reason, folded)
 
 
-def _several(rows: pd.DataFrame) -> MeasuredCell:
+def _cell_of_several_values(rows: pd.DataFrame) -> MeasuredCell:
     values, n = rows["value"].dropna(), len(rows)
     what = "samples" if rows["sample"].notna().any() else "values" if rows["unit"].notna().any() else "layers"
     reason = next((str(text) for text in rows["reason"] if text), "")
@@ -193,6 +195,6 @@ def _several(rows: pd.DataFrame) -> MeasuredCell:
 MANY = 20  # lines of a table beyond which these come first
 
 
-def captions() -> dict[str, str]:
+def captions_by_measure() -> dict[str, str]:
     """{measure: its caption} of those that have one."""
     return {name: entry.caption for name, entry in declarations().items() if entry.caption}

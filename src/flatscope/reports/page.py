@@ -22,8 +22,18 @@ from flatscope.headlines import minimum_verdict
 from flatscope.network_summary import STANDING, NetworkSummary
 from flatscope.reports.figures import save_plots
 from flatscope.reports.items import by_kind, shown_kinds
-from flatscope.reports.markup import Cell, Part, Section, breakable, element, fragment, listed, source, table
-from flatscope.reports.measured import MeasuredCell, captions, lines
+from flatscope.reports.markup import (
+    Cell,
+    Part,
+    Section,
+    breakable,
+    bullet_list,
+    element,
+    fragment,
+    table,
+    text_of_package_file,
+)
+from flatscope.reports.measured import MeasuredCell, captions_by_measure, measure_lines
 from flatscope.reports.plots import COLOURS
 from flatscope.table import Table
 from flatscope.version import __version__
@@ -129,8 +139,8 @@ def save_figures(items: object, folder: str | os.PathLike[str], formats: str | I
     Returns:
         The files, in the order of the report.
     """
-    kinds = with_comparison(by_kind(items))
-    colours = _colours(kinds)
+    kinds = kinds_with_comparison(by_kind(items))
+    colours = _colours_by_network(kinds)
     plots = (plot for name, kind in shown_kinds().items() for plot in kind.plots(kinds[name], colours))
     return save_plots(plots, folder, formats)
 
@@ -139,32 +149,32 @@ def page_text(
     items: object, *, title: str | None = None, command: str | None = None, refresh: float | None = None
 ) -> str:
     """The page that `report` writes."""
-    kinds = with_comparison(by_kind(items))
-    colours = _colours(kinds)
+    kinds = kinds_with_comparison(by_kind(items))
+    colours = _colours_by_network(kinds)
     parts = {name: kind.render(kinds[name], colours) for name, kind in shown_kinds().items() if kinds[name]}
-    script = "".join([*map(source, SCRIPTS), *(part.script for part in parts.values())])
-    style = "".join([source("page.css"), *(part.style for part in parts.values())])
+    script = "".join([*map(text_of_package_file, SCRIPTS), *(part.script for part in parts.values())])
+    style = "".join([text_of_package_file("page.css"), *(part.style for part in parts.values())])
     drawn = [name for name in PICTURES_FROM if name in parts and parts[name].picture]
     shown = drawn[: 3 if drawn[:1] == ["surfaces"] else 2]  # as high as the facts beside them; maps are low
     sections = [s for name, part in parts.items() for s in _without_repeats(part, at_the_top=name in shown)]
-    measured = answer(kinds)
+    measured = answer_block(kinds)
     others = [part.answer for name, part in parts.items() if not (measured and name in DETAILS)]
     page = fragment(
         "template.html",
-        title=title or _question(len(colours), {kind for kind, found in kinds.items() if found}),
+        title=title or _default_title(len(colours), {kind for kind, found in kinds.items() if found}),
         networks=colours,
         answers=[measured, *others],
         pictures=[parts[name].picture for name in shown],
         sections=[section._replace(open=True) for section in sections] if len(sections) == 1 else sections,
-        provenance=_provenance([part.provenance for part in parts.values()]),
+        provenance=_provenance_table([part.provenance for part in parts.values()]),
         command=command,
         refresh=None if refresh is None else f"{refresh:g}",
         version=__version__,
         written=datetime.now(UTC),
         style=Markup(style),
         script=Markup(script),
-        style_hash=_hash(style),
-        script_hash=_hash(script),
+        style_hash=_content_security_hash(style),
+        script_hash=_content_security_hash(script),
     )
     return str(page)
 
@@ -179,13 +189,13 @@ def _without_repeats(part: Part, *, at_the_top: bool) -> Iterator[Section]:
             yield section._replace(body=Markup(body))
 
 
-def _colours(kinds: Mapping[str, Mapping[str, Any]]) -> dict[str, int]:
+def _colours_by_network(kinds: Mapping[str, Mapping[str, Any]]) -> dict[str, int]:
     """A colour for every network that something on the page is about."""
     networks = dict.fromkeys(name for kind in COLOURED for name in kinds.get(kind, ()))
     return {name: n % len(COLOURS) for n, name in enumerate(networks)}
 
 
-def _question(n_networks: int, kinds: Set[str]) -> str:
+def _default_title(n_networks: int, kinds: Set[str]) -> str:
     """The title where none is given: what a reader of this page wants to know."""
     if len(kinds) == 1 and (only := next(iter(kinds))) in QUESTIONS:
         return QUESTIONS[only]
@@ -194,47 +204,50 @@ def _question(n_networks: int, kinds: Set[str]) -> str:
     return "How flat are these minima?" if n_networks > 1 else "How flat is this minimum?"
 
 
-def _hash(text: str) -> str:
+def _content_security_hash(text: str) -> str:
     """Hash by which the page's security policy allows this very text and nothing else."""
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
-def _provenance(metas: list[Mapping[str, Mapping[str, Any]]]) -> Markup:
+def _provenance_table(metas: list[Mapping[str, Mapping[str, Any]]]) -> Markup:
     """A row per thing that any of the results says about itself."""
     columns = {name: meta for part in metas for name, meta in part.items() if meta}
     keys = dict.fromkeys(key for meta in columns.values() for key in meta if key not in ("name", STANDING))
-    rows = [[META_WORDS.get(key, key), *(_plain(meta.get(key, "")) for meta in columns.values())] for key in keys]
+    rows = [
+        [META_WORDS.get(key, key), *(_provenance_value_in_words(meta.get(key, "")) for meta in columns.values())]
+        for key in keys
+    ]
     return table("Where the numbers come from", ["", *columns], rows, class_="plain") if rows else Markup("")
 
 
-def _plain(value: Any) -> str:
+def _provenance_value_in_words(value: Any) -> str:
     """A value of the provenance in words: {"forward": 2.0} becomes "forward 2"."""
     if isinstance(value, Mapping):
-        return ", ".join(f"{key} {_plain(inner)}" for key, inner in value.items())
+        return ", ".join(f"{key} {_provenance_value_in_words(inner)}" for key, inner in value.items())
     if isinstance(value, (list, tuple)):
-        return ", ".join(map(_plain, value))
+        return ", ".join(map(_provenance_value_in_words, value))
     return written(value) if isinstance(value, float) else str(value)
 
 
-def with_comparison(kinds: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+def kinds_with_comparison(kinds: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """The tables of given comparisons among the measures; several tables without a comparison get one."""
     tables: dict[str, Table] = dict(kinds["measures"])
     for found in kinds["comparisons"].values():
         tables = found.tables | tables
     comparisons = dict(kinds["comparisons"])
     if not comparisons and len(tables) > 1:
-        summaries = {name: stored_summary(found) for name, found in tables.items()}
+        summaries = {name: network_summary_of_table(found) for name, found in tables.items()}
         loss = next((found.meta["loss"] for found in tables.values() if "loss" in found.meta), "")
         comparisons["comparison"] = Comparison(tables, summaries, meta={"loss": loss})
     return {**kinds, "measures": tables, "comparisons": comparisons}
 
 
-def stored_summary(found: Table) -> NetworkSummary:
+def network_summary_of_table(found: Table) -> NetworkSummary:
     """Summary of the network of a table, as far as its metadata tell."""
     return NetworkSummary.from_dict(found.meta[STANDING]) if STANDING in found.meta else UNKNOWN
 
 
-def answer(kinds: Mapping[str, Mapping[str, Any]]) -> Markup:
+def answer_block(kinds: Mapping[str, Mapping[str, Any]]) -> Markup:
     """The sentence that answers, the networks side by side, and what to keep in mind; empty without measures."""
     tables, comparisons = kinds["measures"], kinds["comparisons"]
     names = list(dict.fromkeys([*tables, *kinds["histories"]]))
@@ -253,23 +266,27 @@ def answer(kinds: Mapping[str, Mapping[str, Any]]) -> Markup:
     warnings = [str(remark) for found in comparisons.values() for remark in found.warnings() if remark not in said]
     for found in tables.values():
         remarks = [str(words).rstrip(".") for words in found.meta.get("remarks", ())]
-        warnings += [f"{words[0].upper()}{words[1:]}." for words in remarks if not _is_told(words, said)]
-    rows = [*_fit_rows(names, kinds), *_minimum_row(names, tables), *_headline_rows(names, tables, comparisons)]
+        warnings += [f"{words[0].upper()}{words[1:]}." for words in remarks if not _remark_is_in_headline(words, said)]
+    rows = [
+        *_loss_and_error_rows(names, kinds),
+        *_row_on_minimum(names, tables),
+        *_headline_rows(names, tables, comparisons),
+    ]
     few = "facts" if len(names) <= MOST_SIDE_BY_SIDE else "plain"
     facts = table("The networks side by side", ["", *names], rows, class_=few) if rows else Markup("")
-    return Markup("").join((*sentences, facts, listed(dict.fromkeys(warnings))))
+    return Markup("").join((*sentences, facts, bullet_list(dict.fromkeys(warnings))))
 
 
-def _is_told(remark: str, said: Set[str]) -> bool:
+def _remark_is_in_headline(remark: str, said: Set[str]) -> bool:
     """True if a line of a headline has this remark already."""
     return any(remark[1:] in line for line in said) or (
         remark.startswith(STILL) and any(line.startswith("No minimum") for line in said)
     )
 
 
-def _fit_rows(names: list[str], kinds: Mapping[str, Mapping[str, Any]]) -> list[list[object]]:
+def _loss_and_error_rows(names: list[str], kinds: Mapping[str, Mapping[str, Any]]) -> list[list[object]]:
     """Loss, test error and the gap between test and training samples, where they are known."""
-    known = [_summary(name, kinds) for name in names]
+    known = [_summary_of_network(name, kinds) for name in names]
     n_test = next((int(found.meta.get("n_test") or 0) for found in kinds["comparisons"].values()), 0)
     classes = not all(math.isnan(found.error) for found in known)
     what = "error" if classes else "loss"
@@ -281,13 +298,13 @@ def _fit_rows(names: list[str], kinds: Mapping[str, Mapping[str, Any]]) -> list[
         (f"Gap of the {what}", gaps, classes, 0),
     ]
     return [
-        [words, *(_shown(value, share, spread) for value in values)]
+        [words, *(_formatted_value(value, share, spread) for value in values)]
         for words, values, share, spread in shown
         if not all(map(math.isnan, values))
     ]
 
 
-def _shown(value: float, share: bool, n: int) -> str:
+def _formatted_value(value: float, share: bool, n: int) -> str:
     if math.isnan(value):
         return "n/a"
     if not share:
@@ -296,13 +313,13 @@ def _shown(value: float, share: bool, n: int) -> str:
     return f"{100 * value:.2f}{error}\u202f%".replace("-", "−")
 
 
-def _summary(name: str, kinds: Mapping[str, Mapping[str, Any]]) -> NetworkSummary:
+def _summary_of_network(name: str, kinds: Mapping[str, Mapping[str, Any]]) -> NetworkSummary:
     """From a comparison, else from the table's metadata, else the last line of a training history."""
     for found in kinds["comparisons"].values():
         known: NetworkSummary = found.networks.get(name, UNKNOWN)
         if not math.isnan(known.loss):
             return known
-    told = stored_summary(kinds["measures"][name]) if name in kinds["measures"] else UNKNOWN
+    told = network_summary_of_table(kinds["measures"][name]) if name in kinds["measures"] else UNKNOWN
     history = kinds["histories"].get(name)
     if history is None or not math.isnan(told.loss):
         return told
@@ -311,7 +328,7 @@ def _summary(name: str, kinds: Mapping[str, Mapping[str, Any]]) -> NetworkSummar
     return replace(UNKNOWN, **last)
 
 
-def _minimum_row(names: list[str], tables: Mapping[str, Table]) -> list[list[object]]:
+def _row_on_minimum(names: list[str], tables: Mapping[str, Table]) -> list[list[object]]:
     """Row of the table that says of each network whether it is at a minimum: flatness is about minima."""
     if not tables:
         return []
@@ -330,20 +347,20 @@ def _headline_rows(
 ) -> list[list[object]]:
     """The measures that the conclusion rests on; of one network, the invariant ones to look at first."""
     voices = [voice.measure for found in comparisons.values() for voice in found.conclusion.voices]
-    words = captions()
+    words = captions_by_measure()
     rows: list[list[object]] = []
-    for line in lines(tables) if tables else []:
+    for line in measure_lines(tables) if tables else []:
         first = line.invariance == "all" and line.name in words if not comparisons else line.label in voices
         if not first or len(rows) >= MOST_HEADLINES:
             continue
         found = dict(zip(tables, line.cells, strict=True))
         name, gist = element("span", breakable(line.label), class_="name"), element("small", words.get(line.name, ""))
         label = element("span", name, gist)
-        rows.append([label, *(_cell_words(found.get(name)) for name in names)])
+        rows.append([label, *(_cell_value_in_words(found.get(name)) for name in names)])
     return rows
 
 
-def _cell_words(cell: MeasuredCell | None) -> str:
+def _cell_value_in_words(cell: MeasuredCell | None) -> str:
     """A value with what is known of its error: of the draws of an estimate, of the samples being a draw."""
     if cell is None:
         return "n/a"

@@ -68,7 +68,9 @@ class Plot(NamedTuple):
     rows: Sequence[Sequence[str]] = ()  # of that table
 
 
-def on_axes(draw: Callable[[Axes], None], width: float = WIDTH, height: float = HEIGHT) -> Callable[[], Figure]:
+def figure_from_axes_function(
+    draw: Callable[[Axes], None], width: float = WIDTH, height: float = HEIGHT
+) -> Callable[[], Figure]:
     """Function that makes a figure of that size, in inches, from one that draws into axes."""
 
     def make() -> Figure:
@@ -91,7 +93,7 @@ class Curve(NamedTuple):
     look: Mapping[str, Any] = {}  # how it is drawn, as `Axes.errorbar` takes it
 
 
-def curves(
+def figure_of_curves(
     drawn: Sequence[Curve], across: str, up: str, *, log_x: bool = False, columns: int = 2
 ) -> Callable[[], Figure]:
     """Function that makes a figure of lines; heights are logarithmic where they span much."""
@@ -101,10 +103,10 @@ def curves(
             ax.errorbar(curve.x, curve.y, color=curve.colour, label=curve.label, **curve.look)
         scale_axis(ax.xaxis, across, [x for curve in drawn for x in curve.x], log=log_x)
         heights = [y for curve in drawn for y in curve.y]
-        scale_axis(ax.yaxis, up, heights, log=wants_log(heights))
+        scale_axis(ax.yaxis, up, heights, log=is_better_on_log_axis(heights))
         legend_above(ax, columns)
 
-    return on_axes(draw)
+    return figure_from_axes_function(draw)
 
 
 def figure_of(plot: Plot) -> Figure:
@@ -115,22 +117,22 @@ def figure_of(plot: Plot) -> Figure:
         return plot.make()
 
 
-def picture(plot: Plot) -> Markup:
+def svg_of_plot(plot: Plot) -> Markup:
     """The plot as an SVG element of the page."""
     label = f"{plot.title}. {plot.caption}".strip()
     drawn = _DRAWN.get(plot.make)
     if drawn is None:
-        drawn = _DRAWN[plot.make] = _svg(figure_of(plot), plot.stem)
-    return _inline(drawn, label, salt=plot.stem)
+        drawn = _DRAWN[plot.make] = _svg_text(figure_of(plot), plot.stem)
+    return _svg_for_page(drawn, label, salt=plot.stem)
 
 
-def card(plot: Plot) -> Markup:
+def plot_card(plot: Plot) -> Markup:
     """Title, picture, and the numbers folded below it."""
     caption = element("figcaption", element("h3", plot.title), element("p", plot.caption, class_="quiet"))
-    return element("figure", caption, picture(plot), _numbers(plot), class_="card")
+    return element("figure", caption, svg_of_plot(plot), _folded_numbers(plot), class_="card")
 
 
-def _numbers(plot: Plot) -> Markup:
+def _folded_numbers(plot: Plot) -> Markup:
     """The numbers of a plot, folded."""
     if not plot.rows:
         return Markup("")
@@ -139,36 +141,36 @@ def _numbers(plot: Plot) -> Markup:
     return element("details", element("summary", "Numbers", hidden), numbers)
 
 
-def cards(plots: Iterable[Plot]) -> Markup:
+def plot_cards(plots: Iterable[Plot]) -> Markup:
     """Several plots beside each other; empty without any."""
-    shown = [card(plot) for plot in plots]
+    shown = [plot_card(plot) for plot in plots]
     return element("div", *shown, class_="charts") if shown else Markup("")
 
 
 def plots_section(anchor: str, title: str, plots: Iterable[Plot], gist: str = "") -> list[Section]:
     """A section of plots; none without any."""
-    body = cards(plots)
+    body = plot_cards(plots)
     return [Section(anchor, title, body, gist)] if body else []
 
 
-def hero(plots: Sequence[Plot], most: int = 1) -> Markup:
+def first_plot_for_top(plots: Sequence[Plot], most: int = 1) -> Markup:
     """The first of the plots, for the top of the page; nothing for none."""
-    return Markup("").join(map(_at_the_top, plots[:most]))
+    return Markup("").join(map(_plot_at_the_top, plots[:most]))
 
 
-def _at_the_top(plot: Plot) -> Markup:
+def _plot_at_the_top(plot: Plot) -> Markup:
     first = plot._replace(stem=f"top-{plot.stem}")
     caption = element("figcaption", first.caption, class_="quiet")
     title = element("p", first.title, class_="panel-title")
-    return element("figure", title, picture(first), caption, _numbers(first), class_="hero")
+    return element("figure", title, svg_of_plot(first), caption, _folded_numbers(first), class_="hero")
 
 
-def below(plots: Sequence[Plot], most: int = 1) -> tuple[Markup, ...]:
-    """Content of `hero` for a section of these plots."""
-    return (cards(plots),) if len(plots) <= most else tuple(map(card, plots[:most]))
+def content_of_first_plots(plots: Sequence[Plot], most: int = 1) -> tuple[Markup, ...]:
+    """Content of `first_plot_for_top` for a section of these plots."""
+    return (plot_cards(plots),) if len(plots) <= most else tuple(map(plot_card, plots[:most]))
 
 
-def _svg(figure: Figure, salt: str) -> str:
+def _svg_text(figure: Figure, salt: str) -> str:
     """Matplotlib's SVG of a figure, the same at every run; its names of shapes depend on the salt."""
     from matplotlib import rc_context
     from matplotlib.backends.backend_svg import FigureCanvasSVG
@@ -182,32 +184,32 @@ def _svg(figure: Figure, salt: str) -> str:
     return printable(buffer.getvalue().decode())
 
 
-def _inline(text: str, label: str, salt: str) -> Markup:
+def _svg_for_page(text: str, label: str, salt: str) -> Markup:
     """Matplotlib's SVG as part of the page: without styles of its own, which the page's security policy forbids."""
     root, used = ElementTree.fromstring(text), set(re.findall(r"#([\w-]+)", text))
     # Names of shapes are unique within a figure only; the salt makes them differ between figures.
     prefix = f"f{zlib.crc32(f'{salt} {label}'.encode()):x}-"
     box = " ".join(f"{float(number):g}" for number in root.attrib["viewBox"].split())
-    inner = Markup("").join(_element(child, prefix, used) for child in root)
+    inner = Markup("").join(_svg_element(child, prefix, used) for child in root)
     return element("svg", inner, viewBox=box, class_="chart", role="img", aria_label=label)
 
 
 _DROPPED = ("metadata", "style", "title")
 
 
-def _element(node: Any, prefix: str, used: set[str]) -> Markup:
+def _svg_element(node: Any, prefix: str, used: set[str]) -> Markup:
     """One element of Matplotlib's with its style as attributes, themed colours and names of its own."""
     tag = node.tag.rpartition("}")[2]
     if tag in _DROPPED:
         return Markup("")
     if tag == "a":  # what Matplotlib calls the address of a mark is its name here, shown where one points at it
         name = next(value for key, value in node.attrib.items() if key.endswith("href"))
-        return element("g", element("title", name), *(_element(child, prefix, used) for child in node))
+        return element("g", element("title", name), *(_svg_element(child, prefix, used) for child in node))
     attributes: dict[str, str] = {}
     for key, value in node.attrib.items():
         name = key.rpartition("}")[2]
         if name == "style":
-            attributes |= _presentation(value)
+            attributes |= _style_as_attributes(value)
         elif name == "id":
             if value in used:
                 attributes["id"] = prefix + value
@@ -220,16 +222,16 @@ def _element(node: Any, prefix: str, used: set[str]) -> Markup:
             attributes[key] = _THEMED.get(attributes[key].lower(), attributes[key])
     for key in ("d", "points"):
         if key in attributes:
-            attributes[key] = _short(attributes[key])
+            attributes[key] = _rounded_positions(attributes[key])
     text = (node.text or "").strip()
     inner = [escape(text)] if text else []
-    inner += [_element(child, prefix, used) for child in node]
+    inner += [_svg_element(child, prefix, used) for child in node]
     if tag == "g" and not any(inner):
         return Markup("")
     return element(tag, *inner, **attributes)
 
 
-def _presentation(style: str) -> dict[str, str]:
+def _style_as_attributes(style: str) -> dict[str, str]:
     """`fill: none; font: 10px 'DejaVu Sans'` as attributes; fonts are the page's own."""
     found: dict[str, str] = {}
     for part in style.split(";"):
@@ -242,12 +244,12 @@ def _presentation(style: str) -> dict[str, str]:
     return found
 
 
-def _short(places: str) -> str:
+def _rounded_positions(places: str) -> str:
     """Positions to a hundredth of a point."""
     return re.sub(r"-?\d+\.\d{3,}", lambda number: f"{float(number[0]):.2f}".rstrip("0").rstrip("."), places.strip())
 
 
-def wants_log(values: Iterable[float]) -> bool:
+def is_better_on_log_axis(values: Iterable[float]) -> bool:
     """True if values are positive and span so much that a linear axis would hide most of them."""
     found = [value for value in values if math.isfinite(value)]
     return bool(found) and min(found) > 0 and max(found) > 20 * min(found)
@@ -283,7 +285,7 @@ def legend_above(ax: Axes, columns: int = 2, **look: Any) -> None:
         ax.legend(**place, ncols=columns, **look)
 
 
-def fitted(make: Callable[[], Figure]) -> Callable[[], Figure]:
+def figure_fitted_to_page(make: Callable[[], Figure]) -> Callable[[], Figure]:
     """Function that makes a figure in our size, with numbers on its logarithmic axes as the page writes them."""
 
     def made() -> Figure:
@@ -300,6 +302,6 @@ def fitted(make: Callable[[], Figure]) -> Callable[[], Figure]:
     return made
 
 
-def shortened(name: str, most: int = 22) -> str:
+def shortened_name(name: str, most: int = 22) -> str:
     """The end of a long name, which tells layers apart better than its beginning."""
     return name if len(name) <= most else f"…{name[1 - most :]}"

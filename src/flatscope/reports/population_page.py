@@ -12,18 +12,18 @@ from markupsafe import Markup
 
 from flatscope.formatting import numbered, some_of, written
 from flatscope.registry import PAPERS
-from flatscope.reports.markup import Cell, Colours, Part, Section, badge, breakable, element, table, told
-from flatscope.reports.measured import INVARIANCE_WORDS, MANY, invariance
+from flatscope.reports.markup import Cell, Colours, Part, Section, answer_and_list, badge, breakable, element, table
+from flatscope.reports.measured import INVARIANCE_WORDS, MANY, invariance_of_measure
 from flatscope.reports.plots import (
     COLOURS,
     Plot,
-    card,
-    hero,
+    figure_from_axes_function,
+    first_plot_for_top,
+    is_better_on_log_axis,
     legend_above,
-    on_axes,
+    plot_card,
     scale_axis,
-    shortened,
-    wants_log,
+    shortened_name,
 )
 from flatscope.training.populations.population_frame import (
     CONFIDENCE,
@@ -52,28 +52,30 @@ def populations_part(populations: Mapping[str, PopulationFrame], colours: Colour
         plots = list(population_plots({name: population}, colours))
         scatters = plots[1:]
         answers += [element("h3", name)] if len(populations) > 1 else []
-        answers.append(told(summary_sentences(population, population.statistics)))
-        top = top or hero(scatters)
+        answers.append(answer_and_list(population_sentences(population, population.statistics)))
+        top = top or first_plot_for_top(scatters)
         title = "Population" if len(populations) == 1 else f"Population: {name}"
         gist = f"{numbered(len(population), 'network')}, {numbered(len(population.measures), 'measure')}"
         body = (
-            _chooser(n, scatters) + element("div", card(plots[0]), class_="charts") + _correlations(n, name, population)
+            _scatter_chooser(n, scatters)
+            + element("div", plot_card(plots[0]), class_="charts")
+            + _correlations_table(n, name, population)
         )
         sections.append(Section(f"population-{n}" if n else "population", title, body, gist))
     provenance = {f"{name}, population": dict(p.meta or {}) | {"networks": len(p)} for name, p in populations.items()}
     return Part(Markup("").join(answers), sections, provenance, picture=top)
 
 
-def _chooser(n: int, scatters: Sequence[Plot]) -> Markup:
+def _scatter_chooser(n: int, scatters: Sequence[Plot]) -> Markup:
     """The scatters, of which the script shows one at a time."""
     if not scatters:
         return Markup("")
     options = [element("option", plot.title) for plot in scatters]
     label = element("label", "Measure ", element("select", *options, id=f"scatter-{n}"), class_="tools", hidden="")
-    return element("div", label, element("div", *map(card, scatters), class_="charts"), class_="chooser")
+    return element("div", label, element("div", *map(plot_card, scatters), class_="charts"), class_="chooser")
 
 
-def _correlations(n: int, name: str, population: PopulationFrame) -> Markup:
+def _correlations_table(n: int, name: str, population: PopulationFrame) -> Markup:
     """Every measure with all its correlations."""
     kinds: dict[str, Callable[[MeasureStatistics], Estimate | None]]
     kinds = {"Pearson": lambda s: s.pearson, "Spearman": lambda s: s.spearman, "Kendall": lambda s: s.kendall}
@@ -81,14 +83,14 @@ def _correlations(n: int, name: str, population: PopulationFrame) -> Markup:
         kinds["Settings fixed"] = lambda s: s.partial
     rows = []
     for entry in population.statistics:
-        stands = invariance(entry.entry)
+        stands = invariance_of_measure(entry.entry)
         word, kind = INVARIANCE_WORDS[stands]
         source = PAPERS[entry.entry.paper] if entry.entry else ""
         rows.append(
             [
                 Cell(element("span", breakable(entry.measure), class_="name"), entry.measure),
-                *(_correlation(found(entry)) for found in kinds.values()),
-                Cell(_p_words(entry.adjusted), "" if math.isnan(entry.adjusted) else repr(entry.adjusted)),
+                *(_correlation_cell(found(entry)) for found in kinds.values()),
+                Cell(_p_value_in_words(entry.adjusted), "" if math.isnan(entry.adjusted) else repr(entry.adjusted)),
                 Cell(badge(word, kind), str(list(INVARIANCE_WORDS).index(stands))),
                 Cell(source, source, "source"),
             ]
@@ -114,7 +116,7 @@ def _correlations(n: int, name: str, population: PopulationFrame) -> Markup:
                 class_="measures correlations",
                 id_=f"population-table-{n}",
                 sorts=["text", *["number"] * (len(kinds) + 2), "text"],
-                invariances=[invariance(entry.entry) for entry in population.statistics],
+                invariances=[invariance_of_measure(entry.entry) for entry in population.statistics],
                 tall=len(rows) > MANY,
             ),
             element("p", note, class_="quiet note"),
@@ -122,19 +124,19 @@ def _correlations(n: int, name: str, population: PopulationFrame) -> Markup:
     )
 
 
-def _correlation(estimate: Estimate | None) -> Cell:
-    value, _, interval = estimate_words(estimate).partition(" ")
+def _correlation_cell(estimate: Estimate | None) -> Cell:
+    value, _, interval = estimate_in_words(estimate).partition(" ")
     known = estimate is not None and not math.isnan(estimate.value)
     notes = [text for text in (interval, estimate.note if estimate is not None else "") if text]
     shown = element("span", value, class_="value") + Markup("").join(element("small", text) for text in notes)
     return Cell(shown, f"{estimate.value:.6f}" if known and estimate is not None else "", "correlate")
 
 
-def _p_words(p: float) -> str:
+def _p_value_in_words(p: float) -> str:
     return "n/a" if math.isnan(p) else "< 0.0001" if p < 0.0001 else f"{p:.2g}"
 
 
-def estimate_words(estimate: Estimate | None) -> str:
+def estimate_in_words(estimate: Estimate | None) -> str:
     """`0.62 [0.31, 0.81]`."""
     if estimate is None or math.isnan(estimate.value):
         return "n/a"
@@ -144,7 +146,7 @@ def estimate_words(estimate: Estimate | None) -> str:
     return text.replace("-", "−")
 
 
-def summary_sentences(population: PopulationFrame, statistics: list[MeasureStatistics]) -> list[str]:
+def population_sentences(population: PopulationFrame, statistics: list[MeasureStatistics]) -> list[str]:
     """Sentences on what the population shows and how far that can be trusted."""
     valued = [entry for entry in statistics if math.isfinite(entry.kendall.value)]
     target = population.frame[population.target]
@@ -156,12 +158,11 @@ def summary_sentences(population: PopulationFrame, statistics: list[MeasureStati
         return [size, "No measure varies over them, so nothing can be said about any."]
     clear = [entry for entry in valued if entry.adjusted < 1 - CONFIDENCE]
     best = valued[0]
-    invariant = next((entry for entry in valued if invariance(entry.entry) == "all"), None)
-    closest = (
-        f"{best.measure} goes along with {population.target} most closely: Kendall’s tau {estimate_words(best.kendall)}"
-    )
+    invariant = next((entry for entry in valued if invariance_of_measure(entry.entry) == "all"), None)
+    tau = estimate_in_words(best.kendall)
+    closest = f"{best.measure} goes along with {population.target} most closely: Kendall’s tau {tau}"
     if invariant is not None and invariant is not best:
-        closest += f"; of the invariant measures {invariant.measure}: {estimate_words(invariant.kendall)}"
+        closest += f"; of the invariant measures {invariant.measure}: {estimate_in_words(invariant.kendall)}"
     sentences = [f"{closest}. {size}"]
     if not clear:
         none = (
@@ -174,9 +175,9 @@ def summary_sentences(population: PopulationFrame, statistics: list[MeasureStati
         sentences.append(
             f"{len(clear)} of {numbered(len(valued), 'measure')} {'has' if len(clear) == 1 else 'have'} an association "
             "that chance would hardly give even once when so many are tried "
-            f"(Holm-adjusted p < {1 - CONFIDENCE:.2g}){_fixed_words(population, clear)}."
+            f"(Holm-adjusted p < {1 - CONFIDENCE:.2g}){_associations_left_in_words(population, clear)}."
         )
-    against = [e.measure for e in clear if e.entry and _against(e)]
+    against = [e.measure for e in clear if e.entry and _contradicts_expected_direction(e)]
     if against:
         sentences.append(f"Against the direction that their source expects: {some_of(against, MOST_NAMED)}.")
     missing = [entry.measure for entry in statistics if entry not in valued]
@@ -185,7 +186,7 @@ def summary_sentences(population: PopulationFrame, statistics: list[MeasureStati
     return sentences
 
 
-def _fixed_words(population: PopulationFrame, clear: list[MeasureStatistics]) -> str:
+def _associations_left_in_words(population: PopulationFrame, clear: list[MeasureStatistics]) -> str:
     """Number of associations that are left when the settings are held fixed, in words."""
     if not population.parameters:
         return ""
@@ -197,7 +198,7 @@ def _fixed_words(population: PopulationFrame, clear: list[MeasureStatistics]) ->
     return f"; {how_many} of these remain {fixed}"
 
 
-def _against(entry: MeasureStatistics) -> bool:
+def _contradicts_expected_direction(entry: MeasureStatistics) -> bool:
     """True if a larger gap goes with values that the source calls better."""
     assert entry.entry is not None
     sign = {"lower": 1, "higher": -1}.get(entry.entry.direction, 0)
@@ -217,7 +218,7 @@ def population_plots(populations: Mapping[str, PopulationFrame], _: Colours) -> 
                 taus[:, 0], range(len(shown)), xerr=ends, fmt="o", color=COLOURS[0], markersize=3.5, elinewidth=1
             )
             ax.axvline(0, color="#333333", linewidth=1)
-            ax.set_yticks(range(len(shown)), [shortened(entry.measure, 30) for entry in shown], fontsize=8)
+            ax.set_yticks(range(len(shown)), [shortened_name(entry.measure, 30) for entry in shown], fontsize=8)
             ax.set_ylim(max(len(shown), 1) - 0.5, -0.5)
             ax.set_xlim(-1, 1)
             scale_axis(ax.xaxis, "Kendall’s tau")
@@ -226,14 +227,14 @@ def population_plots(populations: Mapping[str, PopulationFrame], _: Colours) -> 
             f"{name}-correlations",
             f"Kendall’s tau with {population.target}",
             f"Every measure with its {100 * CONFIDENCE:g}\u202f% interval, the closest association on top.",
-            on_axes(correlations, height=1.0 + ROW * len(shown)),
+            figure_from_axes_function(correlations, height=1.0 + ROW * len(shown)),
         )
         colour_by = colouring(population)
         for entry in shown[:SCATTERS]:
-            yield _scatter(name, population, entry, colour_by)
+            yield _scatter_plot(name, population, entry, colour_by)
 
 
-def _scatter(
+def _scatter_plot(
     name: str, population: PopulationFrame, entry: MeasureStatistics, colour_by: pd.Series[Any] | None
 ) -> Plot:
     """One mark per network, coloured and shaped by a setting; pointing at a mark names the network."""
@@ -255,30 +256,34 @@ def _scatter(
             codes, levels = pd.factorize(colour_by, sort=True)
             for n, level in enumerate(levels):
                 label = level if isinstance(level, str) else f"{level:g}"
-                draw_marks(ax, known & (codes == n), color=COLOURS[n], marker=MARKERS[n], label=shortened(label))
+                draw_marks(ax, known & (codes == n), color=COLOURS[n], marker=MARKERS[n], label=shortened_name(label))
             draw_marks(ax, known & (codes < 0), color=COLOURS[-1])
-            title = shortened(str(colour_by.name), 30)
+            title = shortened_name(str(colour_by.name), 30)
             legend_above(ax, columns=4, title=title, title_fontsize=9, handletextpad=0.1)
         else:
             drawn = draw_marks(ax, known, c=colour_by.to_numpy(dtype="float64")[known], cmap="viridis")
             bar = ax.figure.colorbar(drawn, ax=ax)
-            scale_axis(bar.ax.yaxis, shortened(str(colour_by.name), 30))
-        for axis, title, values in ((ax.xaxis, shortened(entry.measure, 40), x), (ax.yaxis, population.target, y)):
-            scale_axis(axis, title, values.tolist(), log=wants_log(values.tolist()))
+            scale_axis(bar.ax.yaxis, shortened_name(str(colour_by.name), 30))
+        for axis, title, values in ((ax.xaxis, shortened_name(entry.measure, 40), x), (ax.yaxis, population.target, y)):
+            scale_axis(axis, title, values.tolist(), log=is_better_on_log_axis(values.tolist()))
 
     columns = [*(population.parameters or ()), population.target, entry.measure]
     return Plot(
         f"{name}-{entry.measure}",
         entry.measure,
-        f"{population.target} over {entry.measure}, one mark per network. Spearman {estimate_words(entry.spearman)}, "
-        f"Kendall {estimate_words(entry.kendall)}; {numbered(entry.kendall.n, 'network')}.",
-        on_axes(draw, height=3.3),
+        f"{population.target} over {entry.measure}, one mark per network. "
+        f"Spearman {estimate_in_words(entry.spearman)}, Kendall {estimate_in_words(entry.kendall)}; "
+        f"{numbered(entry.kendall.n, 'network')}.",
+        figure_from_axes_function(draw, height=3.3),
         ["network", *columns],
-        [[str(names[n]), *(_text(population.frame[column].iloc[n]) for column in columns)] for n in range(len(names))],
+        [
+            [str(names[n]), *(_setting_in_words(population.frame[column].iloc[n]) for column in columns)]
+            for n in range(len(names))
+        ],
     )
 
 
-def _text(value: Any) -> str:
+def _setting_in_words(value: Any) -> str:
     if isinstance(value, (float, np.floating)):
         return written(float(value))
     return "n/a" if pd.isna(value) else str(value)

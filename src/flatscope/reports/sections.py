@@ -24,17 +24,24 @@ from flatscope.reports.markup import (
     Colours,
     Part,
     Section,
+    answer_and_list,
     badge,
     breakable,
+    bullet_list,
     element,
-    formula,
+    formula_as_mathml,
     fragment,
-    listed,
     table,
-    told,
 )
-from flatscope.reports.measured import MANY, Line, MeasuredCell, lines
-from flatscope.reports.plots import Plot, below, cards, fitted, hero, plots_section
+from flatscope.reports.measured import MANY, Line, MeasuredCell, measure_lines
+from flatscope.reports.plots import (
+    Plot,
+    content_of_first_plots,
+    figure_fitted_to_page,
+    first_plot_for_top,
+    plot_cards,
+    plots_section,
+)
 from flatscope.result import Result
 from flatscope.spectra.density import MATRIX_WORDS, SpectralDensity
 from flatscope.spectra.eigenpairs import Eigenpairs
@@ -61,22 +68,22 @@ def comparisons_part(comparisons: Mapping[str, Comparison], colours: Colours) ->
     for n, (name, found) in enumerate(comparisons.items()):
         left_out = [label for labels in found.not_comparable().values() for label in labels]
         plots = list(comparison_plot(found.tables, colours, left_out))
-        top, repeated = top or hero(plots), repeated or below(plots)
+        top, repeated = top or first_plot_for_top(plots), repeated or content_of_first_plots(plots)
         remarks = [] if len(found.distinct) < 2 or not found.counting else found.ranking_remarks()
         rows = [
-            [_name(line[0]), *line[1:-1], badge(line[-1], BADGES.get(line[-1], "")) if line[-1] else ""]
+            [_measure_name_markup(line[0]), *line[1:-1], badge(line[-1], BADGES.get(line[-1], "")) if line[-1] else ""]
             for line in found.lines()
         ]
         refused = [f"{reason}: {', '.join(labels)}" for reason, labels in found.not_comparable().items()]
         body = Markup("").join(
             (
-                cards(plots),
-                listed(remarks),
+                plot_cards(plots),
+                bullet_list(remarks),
                 element("h3", "Every measure, best network first"),
                 element("p", f"> better, ≳ better within the error, = equal. {ERRORS}", class_="quiet"),
                 table(f"Order and verdict of every measure, {name}", found.header, rows, tall=len(rows) > MANY),
                 element("p", "Why some are not comparable:", class_="quiet note") if refused else "",
-                listed(refused),
+                bullet_list(refused),
             )
         )
         asked = len(found.tables[found.names[0]].names)
@@ -91,14 +98,14 @@ def comparisons_part(comparisons: Mapping[str, Comparison], colours: Colours) ->
 
 def measures_part(tables: Mapping[str, Table], colours: Colours) -> Part:
     """The table of measures, and what there is by layer, unit and sample."""
-    rows = lines(tables)
+    rows = measure_lines(tables)
     cells = [
         [
-            Cell(_described(line), line.label),
-            *(_value(cell) for cell in line.cells),
-            Cell(_direction(line.entry), "" if line.entry is None else line.entry.direction, "direction"),
-            Cell(_kept(line), str(len(line.kept)) if line.entry else "-1", "symmetries"),
-            Cell(*_source(line.entry), "source"),
+            Cell(_described_measure(line), line.label),
+            *(_value_cell(cell) for cell in line.cells),
+            Cell(_direction_badge(line.entry), "" if line.entry is None else line.entry.direction, "direction"),
+            Cell(_invariance_badge(line), str(len(line.kept)) if line.entry else "-1", "symmetries"),
+            Cell(*_source_and_sort_key(line.entry), "source"),
         ]
         for line in rows
     ]
@@ -120,25 +127,31 @@ def measures_part(tables: Mapping[str, Table], colours: Colours) -> Part:
     plots = list(measured_plots(tables, colours))
     sections += plots_section("profiles", "By sample, layer and unit", plots, numbered(len(plots), "figure"))
     provenance = {name: found.meta for name, found in tables.items()}
-    return Part(Markup(""), sections, provenance, picture=hero(plots, TOP), below=below(plots, TOP))
+    return Part(
+        Markup(""),
+        sections,
+        provenance,
+        picture=first_plot_for_top(plots, TOP),
+        below=content_of_first_plots(plots, TOP),
+    )
 
 
-def _name(label: str) -> Markup:
+def _measure_name_markup(label: str) -> Markup:
     return element("span", breakable(label), class_="name")
 
 
-def _described(line: Line) -> Markup:
+def _described_measure(line: Line) -> Markup:
     """Name, options, formula and what the measure is."""
-    parts = [_name(line.name)]
+    parts = [_measure_name_markup(line.name)]
     if line.options:
         parts.append(element("small", line.options, class_="options"))
     if line.entry is not None:
-        parts.append(element("span", formula(line.entry.symbol), class_="formula"))
+        parts.append(element("span", formula_as_mathml(line.entry.symbol), class_="formula"))
         parts.append(element("small", line.entry.summary.replace("`", "")))
     return Markup("").join(parts)
 
 
-def _value(cell: MeasuredCell | None) -> Cell:
+def _value_cell(cell: MeasuredCell | None) -> Cell:
     if cell is None:
         return Cell(element("span", "not asked for", class_="quiet"), "", "number")
     if cell.exact is None:
@@ -150,21 +163,21 @@ def _value(cell: MeasuredCell | None) -> Cell:
     return Cell(Markup("").join((shown, *marks, *notes)), cell.sort_key, "number")
 
 
-def _direction(entry: Declaration | None) -> Markup:
+def _direction_badge(entry: Declaration | None) -> Markup:
     arrows = {"lower": "↓ lower", "higher": "↑ higher"}
     if entry is None or entry.direction not in arrows:
         return element("span", "neither", class_="quiet")
     return element("span", arrows[entry.direction])
 
 
-def _kept(line: Line) -> Markup:
+def _invariance_badge(line: Line) -> Markup:
     if line.entry is None:
         return element("span", "not declared here", class_="quiet")
     marks = [badge(word, "good", what) for key, (word, what) in SYMMETRIES.items() if key in line.kept]
     return Markup(" ").join(marks) if marks else element("span", "nothing", class_="quiet")
 
 
-def _source(entry: Declaration | None) -> tuple[Markup, str]:
+def _source_and_sort_key(entry: Declaration | None) -> tuple[Markup, str]:
     if entry is None:
         return Markup(""), ""
     return element("span", PAPERS[entry.paper], element("small", entry.equation)), PAPERS[entry.paper]
@@ -177,39 +190,43 @@ def bounds_part(tables: Mapping[str, Table], _: Colours) -> Part:
     assumed = {m: a for f in frames.values() for m, a in zip(f["measure"], f["assumptions"], strict=True)}
     levels = sorted({float(c) for f in frames.values() for c in f["confidence"]})
     groups: dict[str, list[Line]] = {state: [] for state in ("informative", "vacuous", "without value")}
-    for line in lines(tables, "bound"):
-        groups[min(_bound_state(cell, line.name, found) for cell, found in zip(line.cells, empty, strict=True))].append(
-            line
-        )
+    for line in measure_lines(tables, "bound"):
+        groups[
+            min(_state_of_bound(cell, line.name, found) for cell, found in zip(line.cells, empty, strict=True))
+        ].append(line)
     told, vacuous, refused = groups.values()
     chance = ", ".join(f"{level:g}" for level in levels)
     meaning = f"Each holds with probability at least {chance} if its assumptions do. Vacuous: 1 or more on an error."
     parts = [element("p", meaning, class_="quiet")]
     if told:
         rows = [
-            [_described(line), *(_value(cell) for cell in line.cells), element("small", assumed.get(line.name, "")),
-             _source(line.entry)[0]]
+            [
+                _described_measure(line),
+                *(_value_cell(cell) for cell in line.cells),
+                element("small", assumed.get(line.name, "")),
+                _source_and_sort_key(line.entry)[0],
+            ]
             for line in told
-        ]  # fmt: skip
+        ]
         parts.append(table("Informative bounds", ["Bound", *tables, "Assumes", "Source"], rows))
     if vacuous:
         parts.append(element("p", element("b", "Vacuous: "), f"{', '.join(line.label for line in vacuous)}."))
     if refused:
-        words = _reasons(refused)
-        parts.append(element("details", element("summary", f"{len(refused)} do not apply here"), listed(words)))
+        words = _reasons_for_missing_bounds(refused)
+        parts.append(element("details", element("summary", f"{len(refused)} do not apply here"), bullet_list(words)))
     gist = f"{len(told)} informative, {len(vacuous)} vacuous"
     provenance = {f"{name}, bounds": found.meta for name, found in tables.items()}
     return Part(Markup(""), [Section("bounds", "Bounds", Markup("").join(parts), gist)], provenance)
 
 
-def _bound_state(cell: MeasuredCell | None, name: str, vacuous: Mapping[str, bool]) -> str:
+def _state_of_bound(cell: MeasuredCell | None, name: str, vacuous: Mapping[str, bool]) -> str:
     """Informative, vacuous, or without a value, for one network."""
     if cell is None or cell.exact is None:
         return "without value"
     return "vacuous" if vacuous.get(name) else "informative"
 
 
-def _reasons(refused: Sequence[Line]) -> list[str]:
+def _reasons_for_missing_bounds(refused: Sequence[Line]) -> list[str]:
     """Bounds without a value by their reason, each reason once."""
     labels: dict[str, list[str]] = {}
     for line in refused:
@@ -225,14 +242,16 @@ def audits_part(audits: Mapping[str, Audit], _: Colours) -> Part:
     answers = []
     for name, audit in audits.items():
         header = ["Measure", *(SYMMETRIES.get(s, (s,))[0].capitalize() for s in audit.symmetries)]
-        rows = [[_name(line[0][0]), *(_audited(*cell) for cell in line[1:])] for line in audit.lines()]
-        notes = listed(f"{reason.rstrip('.')} ({some_of(names, 4)})" for reason, names in audit.notes().items())
+        rows = [
+            [_measure_name_markup(line[0][0]), *(_audit_cell(*cell) for cell in line[1:])] for line in audit.lines()
+        ]
+        notes = bullet_list(f"{reason.rstrip('.')} ({some_of(names, 4)})" for reason, names in audit.notes().items())
         parts += [element("h3", name)] if len(audits) > 1 else []
         parts += [table(f"Audit of {name}", header, rows), notes]
-        answers.append(audit_words(name, audit))
+        answers.append(audit_in_words(name, audit))
     provenance = {f"{name}, audit": audit.meta for name, audit in audits.items()}
     gist = "which measures change when the weights are rewritten"
-    return Part(told(answers), [Section("audit", "Audit", Markup("").join(parts), gist)], provenance)
+    return Part(answer_and_list(answers), [Section("audit", "Audit", Markup("").join(parts), gist)], provenance)
 
 
 def explanations_part(explanations: Mapping[str, Explanation], _: Colours) -> Part:
@@ -240,14 +259,14 @@ def explanations_part(explanations: Mapping[str, Explanation], _: Colours) -> Pa
     parts, answers = [], []
     for name, explanation in explanations.items():
         parts += [element("h3", name)] if len(explanations) > 1 else []
-        parts += [table(f"How {name} is read", *explanation.cells()), listed(explanation.details())]
+        parts += [table(f"How {name} is read", *explanation.cells()), bullet_list(explanation.details())]
         answers.append(" ".join(explanation.headline_lines()[:2]))
     provenance = {f"{name}, explanation": found.meta for name, found in explanations.items()}
     section = Section("explanation", "How it is read", Markup("").join(parts), "the way of every parameter, and why")
-    return Part(told(answers), [section], provenance)
+    return Part(answer_and_list(answers), [section], provenance)
 
 
-def audit_words(name: str, audit: Audit) -> str:
+def audit_in_words(name: str, audit: Audit) -> str:
     """Sentence with the number of measures that stayed unchanged."""
     frame = audit.to_frame()
     tested = frame[frame["verdict"] != "not tested"]
@@ -257,7 +276,7 @@ def audit_words(name: str, audit: Audit) -> str:
     return f"{whole}: {some_of(kept, 6)}." if kept else f"{whole}."
 
 
-def _audited(text: str, wrong: bool) -> Markup:
+def _audit_cell(text: str, wrong: bool) -> Markup:
     """A cell of the audit's matrix: its verdict marked, the change below it."""
     verdict = next((word for word in AUDIT_BADGES if text.startswith(word)), "")
     if not verdict:
@@ -271,16 +290,16 @@ def histories_part(histories: Mapping[str, pd.DataFrame], colours: Colours) -> P
     """Training curves, one figure per recorded quantity."""
     plots = list(history_plots(histories, colours))
     section = plots_section("training", "Training", plots, "curves by epoch")
-    return Part(Markup(""), section, {}, picture=hero(plots), below=below(plots))
+    return Part(Markup(""), section, {}, picture=first_plot_for_top(plots), below=content_of_first_plots(plots))
 
 
 def drawn_part(title: str, gist: str, plots: Iterable[Plot], results: Mapping[str, Result]) -> Part:
     """The figures in a section of their own, what each shows in words, where they come from."""
     shown, anchor = list(plots), title.lower()
-    answer = told([f"{plot.title}: {plot.caption}" for plot in shown])
+    answer = answer_and_list([f"{plot.title}: {plot.caption}" for plot in shown])
     provenance = {f"{name}, {anchor}": found.meta for name, found in results.items()}
     section = plots_section(anchor, title, shown, gist)
-    return Part(answer, section, provenance, picture=hero(shown), below=below(shown))
+    return Part(answer, section, provenance, picture=first_plot_for_top(shown), below=content_of_first_plots(shown))
 
 
 def spectrum_plots(spectra: Mapping[str, SpectralDensity | Eigenpairs], _: Colours) -> Iterator[Plot]:
@@ -288,16 +307,16 @@ def spectrum_plots(spectra: Mapping[str, SpectralDensity | Eigenpairs], _: Colou
     for name, found in spectra.items():
         header, rows = found.cells()
         make = partial(found.figure, caption=False) if isinstance(found, SpectralDensity) else found.figure
-        yield Plot(f"spectrum-{name}", name, spectrum_words(found), fitted(make), header, rows)
+        yield Plot(f"spectrum-{name}", name, spectrum_in_words(found), figure_fitted_to_page(make), header, rows)
 
 
-def spectrum_kind(found: SpectralDensity | Eigenpairs) -> str:
+def label_of_spectrum(found: SpectralDensity | Eigenpairs) -> str:
     """Label that tells the spectra of one network apart."""
     what = "density of eigenvalues" if isinstance(found, SpectralDensity) else "eigenvalues"
     return f"layer {found.layer}, {what}" if found.layer else what
 
 
-def spectrum_words(found: SpectralDensity | Eigenpairs) -> str:
+def spectrum_in_words(found: SpectralDensity | Eigenpairs) -> str:
     """Sentence on a spectrum."""
     matrix = MATRIX_WORDS[found.curvature]
     if isinstance(found, Eigenpairs):
@@ -335,10 +354,10 @@ def simplex_plots(simplexes: Mapping[str, Simplex], _: Colours) -> Iterator[Plot
         ]
         header = ["mixture", "loss", *(["accuracy"] if accuracy is not None else [])]
         stem = f"interpolation-{name.removeprefix('interpolation')}"
-        yield Plot(stem, name, simplex_words(simplex), simplex.figure, header, rows)
+        yield Plot(stem, name, simplex_in_words(simplex), simplex.figure, header, rows)
 
 
-def simplex_words(simplex: Simplex) -> str:
+def simplex_in_words(simplex: Simplex) -> str:
     """Losses at the networks, and the barrier between them."""
     corners = [float(simplex.loss[n]) for n in simplex.vertices]
     words = f"Loss {', '.join(written(loss, 3) for loss in corners)} at the networks; "

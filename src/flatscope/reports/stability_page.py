@@ -12,9 +12,19 @@ from markupsafe import Markup
 
 from flatscope.formatting import written
 from flatscope.reports.figures import colour_of
-from flatscope.reports.markup import Colours, Part, Section, element, table, told
+from flatscope.reports.markup import Colours, Part, Section, answer_and_list, element, table
 from flatscope.reports.measured import MANY
-from flatscope.reports.plots import Plot, below, cards, hero, legend_above, on_axes, scale_axis, shortened, wants_log
+from flatscope.reports.plots import (
+    Plot,
+    content_of_first_plots,
+    figure_from_axes_function,
+    first_plot_for_top,
+    is_better_on_log_axis,
+    legend_above,
+    plot_cards,
+    scale_axis,
+    shortened_name,
+)
 from flatscope.training.stability.sharpness_record import BAND, EDGE, Stability
 
 if TYPE_CHECKING:
@@ -39,7 +49,7 @@ def stability_part(runs: Mapping[str, Stability], colours: Colours) -> Part:
         f"{name}: {words}" if len(runs) > 1 else words for name, run in runs.items() for words in run.sentences()
     ]
     plots = list(stability_plots(runs, colours))
-    body = cards(plots)
+    body = plot_cards(plots)
     for name, run in runs.items():
         header, rows = run.cells()
         body += element("p", f"Records of {name}:", class_="quiet note") + table(
@@ -49,23 +59,31 @@ def stability_part(runs: Mapping[str, Stability], colours: Colours) -> Part:
         body += Markup("").join(element("p", remark, class_="quiet") for remark in remarks)
     sections = [Section("stability", "Edge of stability", body, "sharpness against the step size")]
     provenance = {f"{name}, stability": run.meta for name, run in runs.items()}
-    return Part(told(sentences), sections, provenance, picture=hero(plots), below=below(plots))
+    return Part(
+        answer_and_list(sentences),
+        sections,
+        provenance,
+        picture=first_plot_for_top(plots),
+        below=content_of_first_plots(plots),
+    )
 
 
 def stability_plots(runs: Mapping[str, Stability], colours: Colours) -> Iterator[Plot]:
     """η·λ_max and η·batch sharpness against 2, loss, noise scale, spectral densities by step."""
-    yield from _sharpness(runs, colours)
+    yield from _sharpness_plots(runs, colours)
     for column, (title, caption) in CURVES.items():
-        yield from _curves(runs, colours, column, title, caption)
+        yield from _stability_curves(runs, colours, column, title, caption)
     for name, run in runs.items():
         if run.densities:
-            yield _densities(name, run)
+            yield _spectral_density_plot(name, run)
 
 
-def _sharpness(runs: Mapping[str, Stability], colours: Colours) -> Iterator[Plot]:
+def _sharpness_plots(runs: Mapping[str, Stability], colours: Colours) -> Iterator[Plot]:
     known = {name: run for name, run in runs.items() if run.rows["normalized_sharpness"].notna().any()}
     if not known:
-        yield from _curves(runs, colours, "lambda_max", "Sharpness λ_max", "No threshold of its update rule is known.")
+        yield from _stability_curves(
+            runs, colours, "lambda_max", "Sharpness λ_max", "No threshold of its update rule is known."
+        )
         return
     batches = any(run.rows["normalized_batch"].notna().any() for run in known.values())
     high = max(float(run.rows[["normalized_sharpness", "normalized_batch"]].max().max()) for run in known.values())
@@ -75,11 +93,11 @@ def _sharpness(runs: Mapping[str, Stability], colours: Colours) -> Iterator[Plot
         ax.axhline(EDGE, color="#333333", linewidth=1)
         for name, run in known.items():
             colour, rows = colour_of(name, colours), run.rows
-            ax.plot(rows["step"], rows["normalized_sharpness"], color=colour, label=shortened(name))
+            ax.plot(rows["step"], rows["normalized_sharpness"], color=colour, label=shortened_name(name))
             if rows["normalized_batch"].notna().any():
                 errors = rows["lr"] * rows["batch_stderr"].fillna(0.0)
                 ax.errorbar(rows["step"], rows["normalized_batch"], yerr=errors, color=colour, fmt=".", markersize=4,
-                            elinewidth=0.8, label=shortened(f"{name}, batch sharpness", 34))  # fmt: skip
+                            elinewidth=0.8, label=shortened_name(f"{name}, batch sharpness", 34))  # fmt: skip
         ax.set_ylim(0, CUT if high > CUT else None)
         scale_axis(ax.xaxis, "step")
         scale_axis(ax.yaxis, symbols)
@@ -94,13 +112,13 @@ def _sharpness(runs: Mapping[str, Stability], colours: Colours) -> Iterator[Plot
         f"{BAND:.0%} of it, which counts as being there."
         + (" Dots: η·batch sharpness with its error." if batches else "")
         + (f" Cut at {CUT:g}; the highest is {written(high, 3)}." if high > CUT else ""),
-        on_axes(draw),
+        figure_from_axes_function(draw),
         ["training", "of", "where", "from step", "mean", "95 % interval", "spread"],
-        [row for name, run in known.items() for row in _edge_rows(name, run)],
+        [row for name, run in known.items() for row in _edge_of_stability_rows(name, run)],
     )
 
 
-def _edge_rows(name: str, run: Stability) -> Iterator[list[str]]:
+def _edge_of_stability_rows(name: str, run: Stability) -> Iterator[list[str]]:
     """Rows of the table below the curves: where λ_max and batch sharpness stay, from when on, with the interval."""
     for kind, found in (("λ_max", run.sharpness), ("batch sharpness", run.batch_sharpness)):
         if found.where != "unknown":
@@ -110,17 +128,19 @@ def _edge_rows(name: str, run: Stability) -> Iterator[list[str]]:
             yield [name, kind, found.where, str(found.start), *values]
 
 
-def _curves(runs: Mapping[str, Stability], colours: Colours, column: str, title: str, caption: str) -> Iterator[Plot]:
+def _stability_curves(
+    runs: Mapping[str, Stability], colours: Colours, column: str, title: str, caption: str
+) -> Iterator[Plot]:
     series = {name: run.rows.set_index("step")[column].dropna() for name, run in runs.items()}
     series = {name: values for name, values in series.items() if len(values) > 1}
     if not series:
         return
     everything = np.concatenate([values.to_numpy() for values in series.values()])
-    log = wants_log(everything)
+    log = is_better_on_log_axis(everything)
 
     def draw(ax: Axes) -> None:
         for name, values in series.items():
-            ax.plot(values.index, values, color=colour_of(name, colours), label=shortened(name))
+            ax.plot(values.index, values, color=colour_of(name, colours), label=shortened_name(name))
         scale_axis(ax.xaxis, "step")
         scale_axis(ax.yaxis, title.lower() if title.isascii() else title, everything, log=log)
         if len(series) > 1:
@@ -132,11 +152,16 @@ def _curves(runs: Mapping[str, Stability], colours: Colours, column: str, title:
     ]
     header = ["training", "first", "lowest", "highest", "last"]
     yield Plot(
-        f"stability-{column}", title, caption + (" Logarithmic scale." if log else ""), on_axes(draw), header, numbers
+        f"stability-{column}",
+        title,
+        caption + (" Logarithmic scale." if log else ""),
+        figure_from_axes_function(draw),
+        header,
+        numbers,
     )
 
 
-def _densities(name: str, run: Stability) -> Plot:
+def _spectral_density_plot(name: str, run: Stability) -> Plot:
     """Small multiples on one axis of eigenvalues, the first step on top, each with the threshold of its step."""
     steps = sorted(run.densities)
     shown = [steps[place] for place in np.unique(np.linspace(0, len(steps) - 1, MOST_FRAMES).round().astype(int))]

@@ -13,8 +13,17 @@ from markupsafe import Markup
 from flatscope.formatting import written
 from flatscope.landscapes.surface import SPACES, Surface, common_heights
 from flatscope.reports.figures import colour_of
-from flatscope.reports.markup import Colours, Part, Section, element, table, told
-from flatscope.reports.plots import Curve, Plot, cards, curves, on_axes, picture, scale_axis, shortened
+from flatscope.reports.markup import Colours, Part, Section, answer_and_list, element, table
+from flatscope.reports.plots import (
+    Curve,
+    Plot,
+    figure_from_axes_function,
+    figure_of_curves,
+    plot_cards,
+    scale_axis,
+    shortened_name,
+    svg_of_plot,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -62,22 +71,22 @@ class Scale(NamedTuple):
         return [float(tick) for tick in found if self.low <= tick <= self.high]
 
 
-def surface_words(surface: Surface) -> str:
+def label_of_surface(surface: Surface) -> str:
     """Label that tells the surfaces of one network apart."""
     return surface.space_words if surface.dimensions == 2 else f"line in {surface.space_words}"
 
 
-def network_of(name: str, surface: Surface) -> str:
+def network_of_surface(name: str, surface: Surface) -> str:
     """The network's name within the name under which the report keeps a surface."""
-    return name.removesuffix(f", {surface_words(surface)}")
+    return name.removesuffix(f", {label_of_surface(surface)}")
 
 
-def planes(surfaces: Mapping[str, Surface]) -> dict[str, list[Surface]]:
+def planes_by_network(surfaces: Mapping[str, Surface]) -> dict[str, list[Surface]]:
     """The 2-D surfaces by network, weight space first."""
     found: dict[str, list[Surface]] = {}
     for name, surface in surfaces.items():
         if surface.dimensions == 2:
-            found.setdefault(network_of(name, surface), []).append(surface)
+            found.setdefault(network_of_surface(name, surface), []).append(surface)
     for group in found.values():
         group.sort(key=lambda surface: surface.space != "weights")
     return found
@@ -101,9 +110,11 @@ def height_scale(surfaces: Sequence[Surface]) -> Scale:
 
 def surfaces_part(surfaces: Mapping[str, Surface], colours: Colours) -> Part:
     """All planes on one height scale, lines in one figure; the maps of the networks may stand at the top."""
-    groups = planes(surfaces)
+    groups = planes_by_network(surfaces)
     scale = height_scale([surface for group in groups.values() for surface in group])
-    maps = {(name, s.space): picture(_map(name, s, scale)) for name, group in groups.items() for s in group}
+    maps = {
+        (name, s.space): svg_of_plot(_contour_map_plot(name, s, scale)) for name, group in groups.items() for s in group
+    }
     bodies = []
     for network, group in groups.items():
         dot = element("span", class_=f"dot c{colours[network]}", aria_hidden="true") if network in colours else ""
@@ -114,17 +125,17 @@ def surfaces_part(surfaces: Mapping[str, Surface], colours: Colours) -> Part:
             )
         )
     turning = element("p", TURNING, class_="quiet turn", id="turn-hint", hidden="") if groups else ""
-    advice, lines = element("p", ADVICE, class_="quiet"), cards(line_plots(surfaces, colours))
+    advice, lines = element("p", ADVICE, class_="quiet"), plot_cards(line_plots(surfaces, colours))
     body = Markup("").join((advice, turning, *bodies, lines))
     provenance = {f"{name}, landscape": surface.meta for name, surface in surfaces.items()}
     section = Section("landscape", "Landscape", body, "loss around the networks; drag a surface to rotate it")
-    answer = told([f"{name}: {loss_words(surface)}" for name, surface in surfaces.items()])
-    above = _at_the_top(groups)
+    answer = answer_and_list([f"{name}: {loss_around_network_in_words(surface)}" for name, surface in surfaces.items()])
+    above = _planes_at_the_top(groups)
     repeated = tuple(maps[name, surface.space] for name, surface in above.items())
     return Part(answer, [section], provenance, picture=_maps_side_by_side(above, scale), below=repeated)
 
 
-def loss_words(surface: Surface) -> str:
+def loss_around_network_in_words(surface: Surface) -> str:
     """Sentence that compares the loss at the network with that around it."""
     low, high = surface.heights
     lower = surface.centre - low > 0.01 * (high - low)  # by more than rounding
@@ -133,7 +144,7 @@ def loss_words(surface: Surface) -> str:
     return f"{words} The network is not at its lowest point." if lower else words
 
 
-def _at_the_top(groups: Mapping[str, list[Surface]]) -> dict[str, Surface]:
+def _planes_at_the_top(groups: Mapping[str, list[Surface]]) -> dict[str, Surface]:
     """One plane of each network, in a space that all of them have; none where they have none in common."""
     spaces = [{surface.space for surface in group} for group in groups.values()]
     shared = [space for space in SPACES if spaces and all(space in found for found in spaces)]
@@ -147,7 +158,11 @@ def _maps_side_by_side(chosen: Mapping[str, Surface], scale: Scale) -> Markup:
         return Markup("")
     space = SPACES[next(iter(chosen.values())).space]
     maps = [
-        element("div", element("p", name, class_="panel-title"), picture(_map(name, surface, scale, "at-the-top-")))
+        element(
+            "div",
+            element("p", name, class_="panel-title"),
+            svg_of_plot(_contour_map_plot(name, surface, scale, "at-the-top-")),
+        )
         for name, surface in chosen.items()
     ]
     what = f"Training loss around {'each network' if len(maps) > 1 else 'the network'} (white cross)"
@@ -157,21 +172,21 @@ def _maps_side_by_side(chosen: Mapping[str, Surface], scale: Scale) -> Markup:
 
 def surface_plots(surfaces: Mapping[str, Surface], colours: Colours) -> Iterator[Plot]:
     """Per plane its contour map and its relief; then all lines in one figure."""
-    groups = planes(surfaces)
+    groups = planes_by_network(surfaces)
     scale = height_scale([surface for group in groups.values() for surface in group])
     for network, group in groups.items():
         for surface in group:
-            yield _map(network, surface, scale)
-            yield Plot(f"relief-{network}-{surface.space}", _title(surface), "", _relief(surface, scale))
+            yield _contour_map_plot(network, surface, scale)
+            yield Plot(f"relief-{network}-{surface.space}", _surface_title(surface), "", _relief_figure(surface, scale))
     yield from line_plots(surfaces, colours)
 
 
-def _title(surface: Surface) -> str:
+def _surface_title(surface: Surface) -> str:
     words = surface.space_words
     return words[:1].upper() + words[1:]
 
 
-def _map(network: str, surface: Surface, scale: Scale, prefix: str = "") -> Plot:
+def _contour_map_plot(network: str, surface: Surface, scale: Scale, prefix: str = "") -> Plot:
     def fill(ax: Axes) -> None:
         drawn = surface.plot(ax, heights=(scale.low, scale.high), log=scale.log)
         for axis in (ax.xaxis, ax.yaxis):
@@ -181,10 +196,15 @@ def _map(network: str, surface: Surface, scale: Scale, prefix: str = "") -> Plot
             scale_axis(bar.ax.yaxis, "loss", [scale.low, scale.high], log=scale.log)
 
     label = f"Contour map of {network} in {surface.space_words}"
-    return Plot(f"{prefix}landscape-{network}-{surface.space}", label, plane_words(surface), on_axes(fill, *PANEL))
+    return Plot(
+        f"{prefix}landscape-{network}-{surface.space}",
+        label,
+        plane_in_words(surface),
+        figure_from_axes_function(fill, *PANEL),
+    )
 
 
-def _relief(surface: Surface, scale: Scale) -> Callable[[], Figure]:
+def _relief_figure(surface: Surface, scale: Scale) -> Callable[[], Figure]:
     """The plane as a surface in three dimensions; holes are left out."""
 
     def make() -> Figure:
@@ -210,27 +230,27 @@ def _relief(surface: Surface, scale: Scale) -> Callable[[], Figure]:
 
 def _plane_card(network: str, surface: Surface, scale: Scale, drawn: Markup) -> Markup:
     """The surface to turn, the map, what they show in words, and a few of the numbers."""
-    title = _title(surface)
+    title = _surface_title(surface)
     canvas = element(
         "canvas", tabindex=0, role="application", aria_roledescription="surface to turn", aria_describedby="turn-hint",
         **_canvas_data(network, surface, scale),
     )  # fmt: skip
     relief = element("div", canvas, element("output", aria_live="off"), class_="relief", hidden="")
-    step = max(_stride(len(axis)) for axis in surface.axes)
+    step = max(_grid_stride(len(axis)) for axis in surface.axes)
     thinned = "" if step == 1 else f" The surface is drawn with one in {step} points of an axis, the map with all."
-    header, rows = _sampled(surface)
+    header, rows = _sampled_heights(surface)
     numbers = table(f"Loss of {network}, {title}", header, rows, class_="plain numbers")
     return element(
         "figure",
         element("figcaption", element("h4", title), element("p", f"{surface.directions} directions", class_="quiet")),
         element("div", relief, drawn, class_="views"),
-        element("p", plane_words(surface) + thinned, class_="quiet words"),
+        element("p", plane_in_words(surface) + thinned, class_="quiet words"),
         element("details", element("summary", "Numbers", element("span", f" of {title}", class_="hidden")), numbers),
         class_="card",
     )
 
 
-def plane_words(surface: Surface) -> str:
+def plane_in_words(surface: Surface) -> str:
     """Sentences on what the plane shows, holes included."""
     heights = finite_heights(surface)
     if np.isnan(heights).all():
@@ -253,7 +273,7 @@ def plane_words(surface: Surface) -> str:
 def _canvas_data(network: str, surface: Surface, scale: Scale) -> dict[str, Any]:
     """Attributes of the canvas: heights as 16-bit places on the scale, and what turns them into numbers again."""
     across, up = surface.axes
-    places = scale(finite_heights(surface).T[:: _stride(len(up)), :: _stride(len(across))])
+    places = scale(finite_heights(surface).T[:: _grid_stride(len(up)), :: _grid_stride(len(across))])
     numbers = np.where(np.isnan(places), HOLE, np.round(np.nan_to_num(places) * (HOLE - 1))).astype("<u2")
     return {
         "data_heights": base64.b64encode(numbers.tobytes()).decode(),
@@ -263,11 +283,11 @@ def _canvas_data(network: str, surface: Surface, scale: Scale) -> dict[str, Any]
         "data_scale": f"{scale.low!r} {scale.high!r} {int(scale.log)}",
         "data_ramp": " ".join(RAMP),
         "data_ticks": " ".join(repr(tick) for tick in scale.ticks()),
-        "aria_label": f"Loss surface of {network} in {surface.space_words}. " + plane_words(surface),
+        "aria_label": f"Loss surface of {network} in {surface.space_words}. " + plane_in_words(surface),
     }
 
 
-def _stride(n: int) -> int:
+def _grid_stride(n: int) -> int:
     """One in how many points of an axis the surface is drawn with, so that it turns without delay.
 
     Both ends are kept and the steps stay equal; an axis that cannot be thinned like that stays as it is.
@@ -276,7 +296,7 @@ def _stride(n: int) -> int:
     return next(steps, 1) if n - 1 > FINEST else 1
 
 
-def _sampled(surface: Surface) -> tuple[list[str], list[list[str]]]:
+def _sampled_heights(surface: Surface) -> tuple[list[str], list[list[str]]]:
     """Header and rows: a few points of the grid, for those who cannot see the picture."""
     heights = finite_heights(surface)
     columns, rows = (
@@ -298,15 +318,15 @@ def line_plots(surfaces: Mapping[str, Surface], colours: Colours) -> Iterator[Pl
     drawn = []
     for name, surface in found.items():
         look = {"fmt": "-" if surface.space == "weights" else "--"}
-        colour = colour_of(network_of(name, surface), colours)
-        drawn.append(Curve(shortened(name, 34), surface.axes[0].numpy(), heights[name], colour, look))
+        colour = colour_of(network_of_surface(name, surface), colours)
+        drawn.append(Curve(shortened_name(name, 34), surface.axes[0].numpy(), heights[name], colour, look))
     broken = f" Lines break at {sum(holes.values())} points where there is no network, or no finite loss."
     ends = {name: line[np.isfinite(line)] for name, line in heights.items()}
     yield Plot(
         "landscape-lines",
         "Loss along a line through the network",
         f"The network is at 0.{broken if any(holes.values()) else ''}",
-        curves(drawn, "t", "loss", columns=1),
+        figure_of_curves(drawn, "t", "loss", columns=1),
         ["line", "lowest", "highest", "holes"],
         [[name, written(float(e.min(initial=math.inf))), written(float(e.max(initial=-math.inf))), written(holes[name])]
          for name, e in ends.items()],

@@ -9,7 +9,7 @@ import pandas as pd
 
 from flatscope.errors import InputError
 from flatscope.reports.atlas_page import atlas_plots, atlases_part
-from flatscope.reports.kinds import ACCEPTED, Kind, columns_words
+from flatscope.reports.kinds import ACCEPTED, Kind, columns_in_words
 from flatscope.reports.leaderboard_page import leaderboard_plots, leaderboards_part
 from flatscope.reports.population_page import population_plots, populations_part
 from flatscope.reports.stability_page import stability_part, stability_plots
@@ -23,7 +23,7 @@ def _is_population(item: object) -> bool:
     return isinstance(item, PopulationFrame) or (isinstance(item, pd.DataFrame) and is_population(item))
 
 
-def _population(item: PopulationFrame | pd.DataFrame) -> PopulationFrame:
+def _item_of_population(item: PopulationFrame | pd.DataFrame) -> PopulationFrame:
     return PopulationFrame(item) if isinstance(item, pd.DataFrame) else item
 
 
@@ -34,7 +34,7 @@ def _read_population(path: Path, frame: pd.DataFrame, target: str, measures: Seq
         fix = "Add a column named after each measure; a sweep (flatscope sweep run, then export) has them"
         raise InputError("a population with measures", "a gap, but no column of a measure", where=str(path), fix=fix)
     fix = "Name the column of the generalization gap with --target, and the measures with --measure. " + ACCEPTED
-    raise InputError("a training history or a population", columns_words(frame), where=str(path), fix=fix)
+    raise InputError("a training history or a population", columns_in_words(frame), where=str(path), fix=fix)
 
 
 TRAINING_KINDS: dict[str, Kind] = {
@@ -49,7 +49,7 @@ TRAINING_KINDS: dict[str, Kind] = {
         plots=population_plots,
         saved_as=(PopulationFrame,),
         read_frame=_read_population,
-        shown_as=_population,
+        shown_as=_item_of_population,
     ),
     "atlases": Kind("an Atlas of correlations along training", Atlas, "atlas", atlases_part, plots=atlas_plots),
     "stability": Kind("a Stability of a training", Stability, "training", stability_part, plots=stability_plots),

@@ -353,28 +353,30 @@ def test_files_give_it_back_and_half_of_one_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_store_of_followed_trials_is_read_with_its_settings(tmp_path: Path) -> None:
-    from flatscope.cli.run_population import chosen_rows, read_looks
+    from flatscope.cli.run_population import read_table_of_looks, rows_meeting_conditions
 
     frame = followed(12)
     store = Store(tmp_path / "store")
     for network, rows in frame.groupby("network"):
         config = {"train": {"batch_size": int(rows["batch"].iloc[0])}, "seed": str(network)}
         store.write(config, {"ok": 1}, frames={"followed": rows.drop(columns=["network", "batch", "init"])})
-    looks = read_looks(str(tmp_path / "store"))
+    looks = read_table_of_looks(str(tmp_path / "store"))
     assert len(looks) == len(frame)
     found = fs.atlas(looks, by=["train.batch_size"], kinds=["spearman"], resamples=100)
     twin = fs.atlas(frame, kinds=["spearman"], resamples=100)
     assert [p.value for p in found.curve("margin")] == pytest.approx(
         [p.value for p in twin.curve("margin")], nan_ok=True
     )
-    assert chosen_rows(frame, ["batch=16", "init!=a"]).equals(frame[(frame["batch"] == 16) & (frame["init"] != "a")])
+    assert rows_meeting_conditions(frame, ["batch=16", "init!=a"]).equals(
+        frame[(frame["batch"] == 16) & (frame["init"] != "a")]
+    )
     for condition, words in {
         "batch": "COLUMN=VALUE",
         "bach=3": "Did you mean batch",
         "batch=3": "batch has 16, 64",
     }.items():
         with pytest.raises(fs.InputError, match=words):
-            chosen_rows(frame, [condition])
+            rows_meeting_conditions(frame, [condition])
     Store(tmp_path / "empty")
     (tmp_path / "empty").mkdir(exist_ok=True)
     (tmp_path / "x.txt").write_text("x")
@@ -384,4 +386,4 @@ def test_a_store_of_followed_trials_is_read_with_its_settings(tmp_path: Path) ->
         "x.txt": ".parquet or .csv",
     }.items():
         with pytest.raises(fs.InputError, match=words):
-            read_looks(str(tmp_path / place))
+            read_table_of_looks(str(tmp_path / place))

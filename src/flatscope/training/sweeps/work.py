@@ -34,7 +34,7 @@ from flatscope.input_checks import usable_device
 from flatscope.inputs.factories import find_factory
 from flatscope.inputs.known_files import SETS
 from flatscope.inputs.loading import Data, load
-from flatscope.inputs.public_sets import EMBEDDED, data_root, locate
+from flatscope.inputs.public_sets import EMBEDDED, data_root, locate_set_files
 from flatscope.measuring import bounds, measure
 from flatscope.problem import Problem
 from flatscope.registry import declarations, select, unknown_name
@@ -330,7 +330,7 @@ def _check_samples(data: Config, looked_at: set[str]) -> None:
     if key in looked_at or not any(key in asked for key in SAMPLE_KEYS):
         return
     looked_at.add(key)
-    is_public = name in SETS and len(locate(SETS[name], data_root(data.get("root")))) == len(SETS[name].files)
+    is_public = name in SETS and len(locate_set_files(SETS[name], data_root(data.get("root")))) == len(SETS[name].files)
     if is_public or name == EMBEDDED or (name.endswith(".npz") and Path(name).expanduser().is_file()):
         load(**asked, standardize=False)
 
