@@ -28,7 +28,7 @@ LEVELS = (
     {"disk", "formatting", "formulas", "limits", "significance", "switches"},
     {"definitions"},
     {"progress", "isolation", "params", "registry", "stats", "ranks", "langevin", "rows", "network_summary"},
-    {"charts", "files", "headlines"},
+    {"charts", "files", "headlines", "leaks"},
     {"result", "tensor_files"},
     {"samples", "table"},
     {"loss"},

@@ -21,7 +21,8 @@ from measure_words import cell, markdown, reading, sentence, symbols, worth
 import flatscope as fs
 from flatscope.formatting import options_words, with_error, written
 from flatscope.registry import COSTS, NEEDS, PAPERS, SEARCHES, SYMMETRIES, Declaration, declarations, family_name
-from flatscope.training.benchmarking.leaderboard import Leaderboard, released_leaderboard, score_number
+from flatscope.training.benchmarking.leaderboard import Leaderboard, released_leaderboard
+from flatscope.training.benchmarking.scores import score_number
 
 HERE = Path(__file__).parent
 EXAMPLE = HERE / "example_network.py"

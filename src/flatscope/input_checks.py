@@ -13,6 +13,7 @@ from torch.nn.parameter import is_lazy
 
 from flatscope.errors import InputError, first_line
 from flatscope.formatting import some_of
+from flatscope.leaks import MOST_HASHED, Overlap, overlap_of
 from flatscope.loss import IGNORED, Loss, TargetLook
 from flatscope.network.passes import own_passes
 from flatscope.params import Params, copied, plain_names
@@ -27,7 +28,6 @@ QUANTISED = re.compile(r"torch\.(ao\.)?nn\.(intrinsic\.)?quantized|bitsandbytes|
 _COPIED = (torch.strided, torch.sparse_coo)
 OTHER_SHAPES = 16  # that are tried out, beside the first
 SUM_OF_ONE = 1e-4  # how far the sum of a row may be from 1; some models apply softmax in half precision
-MANY_AGAIN = 0.05  # share of test samples that are training samples too, from which on it is said
 NOTHING_HELD_OUT = "the test samples are the training samples: nothing is held out"
 NOT_LOGITS = (
     "the model's outputs are {kind}, but {loss} takes logits: it applies a {twice} once more, and the loss, "
@@ -127,11 +127,21 @@ class Look:
     sums: tuple[float, float, float]  # how many numbers, their sum, and that of their squares
     # shapes of other batches in words, and a few samples of each
     others: tuple[tuple[str, Inputs], ...] = ()
-    samples: tuple[bytes, ...] = ()  # hashes of the inputs of the first samples
+    samples: tuple[bytes, ...] = ()  # hashes of the inputs, of the first samples where not of all
 
 
-def look_through(samples: Samples, size: int, like: Look | None = None, ignored: int = IGNORED) -> Look:
-    """Read all samples once: finite, as many as were counted, and of which shapes beside that of the first."""
+def look_through(
+    samples: Samples, size: int, like: Look | None = None, ignored: int = IGNORED, hashed: int = PROBED_SAMPLES
+) -> Look:
+    """Read all samples once: finite, as many as were counted, and of which shapes beside that of the first.
+
+    Args:
+        samples: what is read.
+        size: the most samples of a batch.
+        like: what was found of the training samples.
+        ignored: class number of samples that do not count.
+        hashed: number of samples of which hashes are kept.
+    """
     targets_look = TargetLook(samples.where, like.targets.ignored if like else ignored)
     shapes, n = like.shapes if like else None, 0
     entries = total = squares = 0.0
@@ -149,8 +159,8 @@ def look_through(samples: Samples, size: int, like: Look | None = None, ignored:
             entries, total = entries + value.numel(), total + float(numbers.sum())
             squares += float(numbers.square().sum())
         targets_look.add(targets)
-        if len(hashes) < PROBED_SAMPLES:
-            hashes += input_digests(cut(inputs, 0, PROBED_SAMPLES - len(hashes)))
+        if len(hashes) < hashed:
+            hashes += input_digests(cut(inputs, 0, hashed - len(hashes)))
         n += len(targets)
     if n != samples.n or shapes is None:
         fix = "Pass data that give the same samples whenever they are read"
@@ -158,7 +168,21 @@ def look_through(samples: Samples, size: int, like: Look | None = None, ignored:
     return Look(shapes, targets_look, (entries, total, squares), tuple(others.values()), tuple(hashes))
 
 
-def data_remarks(loss: Loss, numbered: bool, looks: list[Look], n: int) -> tuple[str, ...]:
+def look_at_both(train: Samples, test: Samples | None, size: int, ignored: int) -> tuple[list[Look], Overlap | None]:
+    """Findings in the training samples, and in the test samples if there are any; how many of these are the former.
+
+    Without test samples the hashes of the first training samples suffice: they tell whether all are the same.
+    """
+    if test is None:
+        return [look_through(train, size, ignored=ignored)], None
+    first = look_through(train, size, ignored=ignored, hashed=MOST_HASHED)
+    second = look_through(test, size, like=first, hashed=MOST_HASHED)
+    return [first, second], overlap_of(first.samples, second.samples, test.n)
+
+
+def data_remarks(
+    loss: Loss, numbered: bool, looks: list[Look], n: int, overlap: Overlap | None = None
+) -> tuple[str, ...]:
     """Remarks on data that are allowed and probably not meant.
 
     Args:
@@ -166,12 +190,13 @@ def data_remarks(loss: Loss, numbered: bool, looks: list[Look], n: int) -> tuple
         numbered: whether the targets are class numbers.
         looks: at the training samples, and at the held-out ones if there are any.
         n: number of training samples.
+        overlap: how many test samples are training samples; None without any.
     """
     found: list[str] = []
     if len(looks) > 1 and _same_numbers(*looks):
         found.append(NOTHING_HELD_OUT)
-    elif len(looks) > 1 and (again := _seen_before(*looks)):
-        found.append(again)
+    elif overlap is not None and overlap.doubt:
+        found.append(overlap.doubt)
     for look, what in zip(looks, ("training", "test"), strict=False):
         if numbered and look.targets.low == look.targets.high and (n > 1 or what == "test"):
             found.append(f"all {what} samples are of one class, {look.targets.low:g}")
@@ -180,14 +205,6 @@ def data_remarks(loss: Loss, numbered: bool, looks: list[Look], n: int) -> tuple
     if numbered and loss.kind == "squared":
         found.append("labels are classes: mse compares the outputs with vectors of zeros and a 1 for the class")
     return tuple(found)
-
-
-def _seen_before(train: Look, test: Look) -> str:
-    """Remark on test samples that are training samples too, of those that were looked at."""
-    again = sum(sample in set(train.samples) for sample in test.samples)
-    if again < MANY_AGAIN * len(test.samples):
-        return ""
-    return f"{again} of {len(test.samples)} test samples have the inputs of training samples: they are not held out"
 
 
 def _same_numbers(one: Look, other: Look) -> bool:

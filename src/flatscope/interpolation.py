@@ -158,8 +158,8 @@ class Simplex(DrawnResult):
         if self._is_low(barrier, highest):
             worth = "Averaging is worth a try: check it on held-out data."
             return [*remarks, f"No barrier to speak of: {told}.", worth]
-        align = "Next: units in another order alone make a barrier; align them before you call these two minima."
-        return [*remarks, f"A barrier stands between the networks: {told}.", "Do not average them as they are.", align]
+        order = "Units in another order alone make a barrier too: these need not be two minima."
+        return [*remarks, f"A barrier stands between the networks: {told}.", "Do not average them as they are.", order]
 
     def _is_low(self, barrier: float, highest: float) -> bool:
         """True if mixtures are as good as the networks: by the errors where there are classes, else by the loss."""

@@ -32,7 +32,7 @@ from flatscope.input_checks import (
     first_weights,
     frozen_remarks,
     initial_weights,
-    look_through,
+    look_at_both,
     model_fix,
     refuse_active_layers,
     refuse_missing_values,
@@ -148,8 +148,7 @@ class Problem:
         self.test: Samples | None = None if test is None else as_samples(test, "test")
         # In full, also within coarse products: those of other batches differ by their rounding.
         with untouched_randomness(self.generators), torch.no_grad(), coarse_products(coarse=False):
-            looks = [look_through(self.train, self.batch_size, ignored=self.loss.ignored)]
-            looks += [look_through(self.test, self.batch_size, like=looks[0])] if self.test is not None else []
+            looks, self.overlap = look_at_both(self.train, self.test, self.batch_size, self.loss.ignored)
             probe = self._probe("train")  # a loader that shuffles has others next time
             outputs = checked_outputs(self.model, probe, partial(self._try_forward, part="train"))
             for look in looks:
@@ -167,7 +166,7 @@ class Problem:
             self.loss = in_double_where_possible(self.loss, outputs, self._probe("train")[1])
             doubts = doubts_of_outputs(self.loss, self._probe("train"), outputs, self.forward, self.params)
             numbered = self.classification and not self._one_hot
-            strange = [*data_remarks(self.loss, numbered, looks, self.n_train)]
+            strange = [*data_remarks(self.loss, numbered, looks, self.n_train, self.overlap)]
             strange += straight_remarks(self.loss, outputs, self._probe("train")[1])
             parts = [self.train] if self.test is None else [self.train, self.test]
             self.ranks = agreeing_ranks(shard, parts, [*self.params.values(), *self.buffers.values()])

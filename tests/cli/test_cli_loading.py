@@ -26,7 +26,7 @@ from flatscope.cli.options import (
     ProblemOptions,
     TrainCommand,
 )
-from flatscope.comparing.compare_function import TOLERANCE
+from flatscope.comparing.copies import TOLERANCE
 from flatscope.inputs.loading import load
 from flatscope.training.checkpoint import TrainConfig
 

@@ -315,6 +315,10 @@ def test_bad_inputs_are_named(pair: dict[str, nn.Module], data: Data) -> None:
         fs.compare([problem, fs.Problem(two, train=data, loss="mse")])
     with pytest.raises(fs.InputError, match="known measure"):
         fs.compare([one, two], data, "margn")
+    wide = nn.Sequential(nn.Linear(x.shape[1], 8), nn.ReLU(), nn.Linear(8, 12)).eval()
+    told = r"got \(12,\), and \(10,\) for network 1: they answer different questions"
+    with pytest.raises(fs.InputError, match=told):
+        fs.compare([one, wide], data)
 
 
 def test_the_command_ranks_checkpoints_and_recognises_the_copy(
@@ -419,7 +423,7 @@ def test_networks_that_differ_far_from_the_samples_alone_are_told_apart(size: in
 
 
 def test_outputs_that_are_no_numbers_are_not_the_same_function(data: Data) -> None:
-    from flatscope.comparing.compare_function import find_copies
+    from flatscope.comparing.copies import find_copies
 
     problem = fs.Problem(build("mlp", seed=0, widths=WIDTHS).eval(), train=data)
     broken = copy.copy(problem)

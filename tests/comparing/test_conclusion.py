@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,10 +14,14 @@ from torch import nn
 
 import flatscope as fs
 from flatscope.comparing.comparison import Comparison
+from flatscope.comparing.conclusion import LEAST_FACTORS
+from flatscope.comparing.losses import RULES
 from flatscope.comparing.verdicts import SameFunction
 from flatscope.network_summary import NetworkSummary
 from flatscope.reports.figures import comparison_plot
 from flatscope.table import Table
+
+ROOT = Path(__file__).parents[2]
 
 
 def comparison(*networks: dict[str, tuple[float, float]], losses: tuple[float, ...] = (), **more: Any) -> Comparison:
@@ -51,7 +56,11 @@ def test_the_flatter_network_is_named_with_factor_and_error() -> None:
     ("first", "second", "code", "winner"),
     [
         ({"rho_sum": (1.0, 0.5)}, {"rho_sum": (1.3, 0.5)}, "alike", ""),
-        ({"rho_sum": (1.0, 0.0)}, {"rho_sum": (1.05, 0.0)}, "alike", ""),  # no error known: a rule of thumb
+        ({"rho_sum": (1.0, 0.0)}, {"rho_sum": (1.15, 0.0)}, "alike", ""),  # two seeds of one training differ by more
+        ({"rho_sum": (1.0, 0.001)}, {"rho_sum": (1.0166, 0.007)}, "alike", ""),  # beyond noise, and yet nothing
+        ({"rho_sum": (1.0, 0.0)}, {"rho_sum": (1.25, 0.0)}, "flatter", "a"),
+        ({"psi_trace": (1.0, 0.0)}, {"psi_trace": (1.25, 0.0)}, "alike", ""),
+        ({"fisher_rao_norm": (1.0, 0.0)}, {"fisher_rao_norm": (1.15, 0.0)}, "flatter", "a"),
         (
             {"rho_sum": (1.0, 0.0), "psi_trace": (5.0, 0.0)},
             {"rho_sum": (2.0, 0.0), "psi_trace": (1.0, 0.0)},
@@ -98,7 +107,9 @@ def test_losses_that_differ_are_said_beside_the_answer(high: float, due: list[st
         ((1.0, 0.0), (2.0, 0.0), (0.1, 0.22), "untold"),  # twice as flat at a loss 2.2 times lower
         ((1.0, 0.05), (2.3, 0.1), (0.1, 0.22), "untold"),  # within two standard errors of that
         ((1.0, 0.0), (2.6, 0.0), (0.1, 0.22), "flatter"),  # more than the losses make
-        ((1.0, 0.0), (1.2, 0.0), (0.1, 0.14), "flatter"),  # losses so close are not said
+        ((1.0, 0.0), (1.3, 0.0), (0.1, 0.14), "untold"),  # the losses count where they are not said beside the answer
+        ((1.0, 0.0), (1.5, 0.0), (0.1, 0.14), "flatter"),
+        ((1.0, 0.001), (1.0166, 0.007), (0.1, 0.112), "alike"),  # nothing to explain
         ((1.0, 0.0), (2.0, 0.0), (0.22, 0.1), "flatter"),  # although the loss is higher
     ],
 )
@@ -110,7 +121,39 @@ def test_a_lead_that_a_lower_loss_accounts_for_is_not_flatness(first: Any, secon
 
 def test_the_losses_must_account_for_every_clear_lead() -> None:
     values = {"rho_sum": (1.0, 0.0), "psi_trace": (1.0, 0.0)}, {"rho_sum": (2.0, 0.0), "psi_trace": (9.0, 0.0)}
-    assert comparison(*values, losses=(0.1, 0.22)).conclusion.code == "flatter"
+    found = comparison(*values, losses=(0.1, 0.22)).conclusion
+    assert (found.code, found.winner, [voice.clear for voice in found.voices]) == ("flatter", "a", [False, True])
+    assert "relative flatness shows no clear difference" in str(found)
+
+
+def test_a_measure_that_the_losses_explain_does_not_contradict_another() -> None:
+    values = {"rho_sum": (1.0, 0.0), "psi_trace": (9.0, 0.0)}, {"rho_sum": (2.0, 0.0), "psi_trace": (1.0, 0.0)}
+    assert comparison(*values).conclusion.code == "split"
+    found = comparison(*values, losses=(0.1, 0.22)).conclusion
+    assert (found.code, found.winner) == ("flatter", "b")
+
+
+def test_losses_of_which_curvature_knows_nothing_explain_nothing() -> None:
+    found = comparison({"rho_sum": (1.0, 0.0)}, {"rho_sum": (2.0, 0.0)}, losses=(0.1, 0.22))
+    assert found.conclusion.code == "untold"
+    found.meta["loss"] = "mse"
+    assert (found.conclusion.code, found.conclusion.winner) == ("flatter", "a")
+
+
+def test_the_page_says_what_is_done_at_which_factor_between_losses() -> None:
+    page = (ROOT / "docs" / "how-to" / "choose-a-checkpoint.md").read_text()
+    rows = [line.split("|")[1:4] for line in page.splitlines() if line.startswith("| ") and "times" in line]
+    table = [tuple(cell.strip() for cell in row) for row in rows]
+    low, high, _ = RULES
+    assert [row[0] for row in table] == [
+        f"up to {low.up_to:g} times the smallest",
+        f"up to {high.up_to:g} times",
+        f"more than {high.up_to:g} times",
+    ]
+    assert [row[1] for row in table] == ["no", "yes", "yes"]
+    assert [row[2].startswith("no,") for row in table] == [not rule.ranks for rule in RULES]
+    for name, factor in LEAST_FACTORS.items():
+        assert f"{factor:g} times by `{name}`" in page
 
 
 def test_copies_are_one_function() -> None:

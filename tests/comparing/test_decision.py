@@ -265,7 +265,7 @@ def test_flatness_never_decides_between_two_trainings_of_one_architecture() -> N
         found = CASES[case].compare()
         assert found.decision.code not in ("keep", "flatter")
         assert found.difference == "training"
-        assert "of 100 pairs" in found.headline
+        assert "of 3,677 pairs" in found.headline
 
 
 def test_the_record_is_that_of_networks_that_differ_like_these() -> None:

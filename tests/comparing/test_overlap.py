@@ -77,6 +77,22 @@ def test_a_shuffled_loader_of_many_samples_hides_no_leak() -> None:
     assert found.headline.startswith("400 of 400 test samples are training samples")
 
 
+def test_one_network_is_told_of_a_leak_that_lies_behind_thousands_of_samples() -> None:
+    (x, y), (new, labels) = clouds(9_000), clouds(3_000, seed=1)
+    test = torch.cat([new[:2_600], x[-400:]]), torch.cat([labels[:2_600], y[-400:]])
+    problem = fs.Problem(plane(1.0), train=(x, y), test=test)
+    assert problem.remarks[0] == "400 of 3,000 test samples have the inputs of training samples: they are not held out"
+
+
+def test_where_not_all_were_looked_at_it_is_said_how_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flatscope.input_checks.MOST_HASHED", 150)
+    problem = fs.Problem(plane(1.0), train=clouds(300), test=mixed(100))
+    told = (
+        "100 of 150 test samples have the inputs of training samples: 150 of 200 were looked at; they are not held out"
+    )
+    assert problem.remarks[0] == told
+
+
 def test_the_report_says_so(tmp_path: Path) -> None:
     x, y = clouds(300)
     page = fs.report(compared((x[:200], y[:200]), (x[1:201], y[1:201])), tmp_path / "page.html")

@@ -14,6 +14,7 @@ from flatscope.training.benchmarking.differences import (
     by_difference,
     counting,
     parts_of_population,
+    records_on,
     vote_on_the_other,
 )
 from flatscope.training.benchmarking.leaderboard import released_population
@@ -41,7 +42,7 @@ def test_the_stored_records_are_those_of_the_released_population(population: pd.
 def test_over_all_settings_of_one_part_it_is_granulated_kendall(population: pd.DataFrame) -> None:
     part = parts_of_population(population)[0]
     values = part.frame["rho_sum"].to_numpy(dtype=float)
-    value, error, _ = agreement([part], [lambda i, j: np.sign(values[i] - values[j])], list(SETTINGS))
+    value, error, *_ = agreement([part], [lambda i, j: np.sign(values[i] - values[j])], list(SETTINGS))
     found = granulated_kendall(part.frame, "rho_sum", "gap", list(SETTINGS)).average
     assert value == pytest.approx(found.value)
     assert 2 * 1.96 * error == pytest.approx(found.high - found.low, rel=0.02)
@@ -74,10 +75,23 @@ def test_the_question_at_hand_decides_what_a_measure_is_worth() -> None:
     assert set(DIFFERENCES) == set(CHANGED)
 
 
+def test_every_share_of_pairs_has_its_interval_and_their_number(population: pd.DataFrame) -> None:
+    assert records_by_measure("training")["rho_sum"].words == "right in 51 % [48, 53] of 3,677 pairs"
+    few = population[population["seed"].isin(range(0, 1024, 64)) & (population["stop"] == 0.1)]
+    record = records_on(few.assign(psi_trace=few["gap"]), "psi_trace")["architecture"]  # right in every pair
+    n = len(few) // 2  # pairs without a network in common
+    assert record.psi == pytest.approx(1)
+    assert record.low == pytest.approx(2 * 0.025 ** (1 / n) - 1)  # all of n right: Clopper and Pearson
+    assert (record.high, record.words.split(" [")[0]) == (1, "right in 100 %")
+    assert f"of {record.pairs} pairs" in record.words
+    tied = records_on(few.assign(psi_trace=1.0), "psi_trace")["architecture"]
+    assert (tied.counts, tied.words) == (False, f"equal in all of {tied.pairs} pairs")
+
+
 def test_the_vote_is_chosen_on_one_data_set_and_scored_on_the_other(population: pd.DataFrame) -> None:
     parts = parts_of_population(population)
     names = ["rho_sum", "l2_path_norm", "psi_trace", "margin"]
-    value, error, pairs = vote_on_the_other(parts, names, "width")
+    value, error, pairs, _ = vote_on_the_other(parts, names, "width")
     # What is true on one data set alone is not chosen for it: a measure that cheats there does not help.
     first = parts[0].data
     cheat = population.assign(psi_trace=np.where(population["data"] == first, population["gap"], -population["gap"]))

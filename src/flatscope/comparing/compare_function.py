@@ -1,25 +1,20 @@
-"""`compare`: measure several networks on the same data and see what may be said about them.
-
-Also which of them are the same function, and how one was written from the other.
-"""
+"""`compare`: measure several networks on the same data and see what may be said about them."""
 
 from __future__ import annotations
 
-import itertools
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from flatscope.comparing.comparison import Comparison
-from flatscope.comparing.held_out import HeldOut, held_out, overlap
-from flatscope.comparing.verdicts import SameFunction
+from flatscope.comparing.copies import TOLERANCE, find_copies
+from flatscope.comparing.held_out import HeldOut, held_out
 from flatscope.context import Context, Effort, make_effort
 from flatscope.errors import FlatscopeError, InputError, Interrupted, NotApplicable
 from flatscope.formatting import printable
@@ -31,24 +26,15 @@ from flatscope.network_summary import NetworkSummary
 from flatscope.problem import Problem
 from flatscope.progress import progress
 from flatscope.registry import select
-from flatscope.samples import Inputs, each_part, order_digest, parts_of, rows_of_inputs
+from flatscope.samples import order_digest
 from flatscope.summarising import summary_of
-from flatscope.symmetries.basis_paths import BasisPaths
 from flatscope.symmetries.folding import fold_batchnorm, has_batchnorm
 from flatscope.table import Table
 from flatscope.version import __version__
 
-# Weights stored in float32 and multiplied by random factors change the outputs by some 1e-6 of the largest one; moving
-# one weight of a small network by a few per cent, by more than 1e-5.
-TOLERANCE = 1e-5
-FARTHER = 10  # by which they may differ more where nobody measures them: around the samples
-NOISE = (0.3, 1.0, 3.0, 10.0)  # sizes around the samples, in standard deviations of their entries
-MOST_SAMPLES = 2_000
-OTHERWISE = "written otherwise"
 NO_TIME = "not begun: the time was up"
 # What a gradient takes, and the looks for copies of one network with another, in passes over the samples.
 GRADIENT_PASSES, COPY_PASSES = 4, 2
-_SAME_PATH = 1e-4  # relative: a path value is a product and quotient of as many stored weights as there are layers
 Networks = Mapping[str, "Problem | nn.Module"] | Sequence["Problem | nn.Module"]
 
 
@@ -135,7 +121,7 @@ def compare(
             tables[name].meta["name"] = name
             advance(1)
     meta = {
-        **_meta(next(iter(problems.values())), tests, whole),
+        **_meta(next(iter(problems.values())), tests),
         "seed": seed,
         "tolerance": tolerance,
         "confidence": confidence,
@@ -148,7 +134,7 @@ def compare(
     return comparison
 
 
-def _meta(problem: Problem, tests: HeldOut | None, effort: Effort) -> dict[str, Any]:
+def _meta(problem: Problem, tests: HeldOut | None) -> dict[str, Any]:
     """Version, loss, numbers of samples and test errors; but for the last the same for all networks."""
     return {
         "version": __version__,
@@ -156,8 +142,8 @@ def _meta(problem: Problem, tests: HeldOut | None, effort: Effort) -> dict[str, 
         "n_train": problem.n_train,
         "n_test": 0 if problem.test is None else problem.test.n,
         "tests": None if tests is None else tests.to_dict(),
-        "nothing_held_out": NOTHING_HELD_OUT in problem.remarks,
-        "overlap": overlap(problem, in_haste=effort.end is not None),
+        "nothing_held_out": (nothing := NOTHING_HELD_OUT in problem.remarks),
+        "overlap": None if problem.overlap is None or nothing else asdict(problem.overlap),
     }
 
 
@@ -256,13 +242,18 @@ def _problems(networks: Networks, data: Any, test: Any, loss: str | PerSample) -
 
 
 def _refuse_other_data(problems: Mapping[str, Problem]) -> None:
-    """Values on different samples or losses do not compare."""
+    """Values on different samples or losses, or of different outputs, do not compare."""
     (first_name, first), *others = problems.items()
     for name, problem in others:
         where = f"compare, {name}"
         if problem.loss.name != first.loss.name:
             got = f"{problem.loss.name}, and {first.loss.name} for {first_name}"
             raise InputError("one loss for all networks", got, where=where)
+        if problem.n_outputs != first.n_outputs:
+            shape, of_first = (tuple(each.first_output.shape[1:]) for each in (problem, first))
+            fix = "Give all of them the same classes, or measure each on its own with fs.measure"
+            got = f"{shape}, and {of_first} for {first_name}: they answer different questions"
+            raise InputError("outputs of one shape for all networks", got, where, fix)
         if (problem.test is None) != (first.test is None):
             raise InputError("test data for all networks or for none", "for some", where=where)
         if problem.train is first.train:
@@ -283,118 +274,3 @@ def _without_batchnorm(problem: Problem) -> Problem:
         return problem.with_model(fold_batchnorm(problem.model, problem.example()))
     except InputError:
         return problem
-
-
-def find_copies(
-    problems: Mapping[str, Problem],
-    tolerance: float = TOLERANCE,
-    given: Mapping[str, Problem] | None = None,
-    check: Callable[[], None] | None = None,
-) -> list[SameFunction]:
-    """Pairs of networks whose outputs agree on the training samples, up to 2,000 of them, and with noise around them.
-
-    Args:
-        problems: the networks by name, without BatchNorm and in float64, on the same data.
-        tolerance: largest difference of the outputs, relative to the largest output; ten times that around the samples.
-        given: the networks as they came, with BatchNorm where they have it.
-        check: called before every pass; raises where there is no time for it.
-    """
-    at, around = _Gaps(problems), {size: _Gaps(problems) for size in NOISE}
-    reader, generator, samples = next(iter(problems.values())), torch.Generator().manual_seed(0), 0
-    modules = {name: str(problem.model) for name, problem in (given or problems).items()}
-    with own_settings(reader.generators), torch.no_grad():
-        # The batches of one of them for all: loaders that shuffle would give every network another order.
-        for inputs, targets in reader.batches():
-            if check is not None:
-                check()
-            at.add(inputs)
-            for first, (size, gaps) in enumerate(around.items()):
-                some = rows_of_inputs(inputs, torch.arange(len(targets))[(first - samples) % len(NOISE) :: len(NOISE)])
-                if any(part.is_floating_point() for part in parts_of(some)):
-                    if check is not None:
-                        check()
-                    noisy = partial(_with_noise, size=size, generator=generator)
-                    gaps.add(each_part(some, noisy), skip=True)
-            samples += len(targets)
-            if samples >= MOST_SAMPLES:
-                break
-    found = []
-    for one, other in itertools.combinations(problems, 2):
-        gap, far = at.relative(one, other), max(gaps.relative(one, other) for gaps in around.values())
-        if gap <= tolerance and far <= FARTHER * tolerance:
-            how = _how(problems[one], problems[other]) if modules[one] == modules[other] else OTHERWISE
-            looked = any(gaps.looked for gaps in around.values())
-            found.append(SameFunction(one, other, gap, samples, how, around=looked))
-    return found
-
-
-def _with_noise(part: Tensor, size: float, generator: torch.Generator) -> Tensor:
-    """Samples moved by noise of this size relative to how much their entries differ."""
-    if not part.is_floating_point() or not part.numel():
-        return part
-    spread = float(part.std(correction=0)) or float(part.abs().mean()) or 1.0
-    return part + size * spread * torch.randn(part.shape, generator=generator, dtype=torch.float64).to(part)
-
-
-class _Gaps:
-    """Differences of the outputs of every pair, over some inputs."""
-
-    def __init__(self, problems: Mapping[str, Problem]) -> None:
-        self.problems, self.looked = problems, False
-        self._largest = dict.fromkeys(problems, 0.0)
-        self._gaps = dict.fromkeys(itertools.combinations(problems, 2), 0.0)
-
-    def add(self, inputs: Inputs, skip: bool = False) -> None:
-        """Look at some inputs; where told to skip, not at those on which some network fails or has no finite output."""
-        try:
-            outputs = {name: problem.forward(inputs).double().cpu() for name, problem in self.problems.items()}
-        except Exception:
-            if not skip:
-                raise
-            return
-        if skip and not all(bool(found.numel()) and bool(found.isfinite().all()) for found in outputs.values()):
-            return
-        self.looked = True
-        for name, found in outputs.items():
-            self._largest[name] = max(self._largest[name], float(found.abs().max()))
-        for pair in self._gaps:
-            one, other = (outputs[name] for name in pair)
-            gap = float((one - other).abs().max()) if one.shape == other.shape else math.inf
-            self._gaps[pair] = max(self._gaps[pair], gap if math.isfinite(gap) else math.inf)  # NaN: with nothing
-
-    def relative(self, *pair: str) -> float:
-        """Largest difference of two networks, relative to the largest output."""
-        one, other = pair
-        return self._gaps[one, other] / (max(self._largest[one], self._largest[other]) or 1.0)
-
-
-def _how(one: Problem, other: Problem) -> str:
-    """The way from one network to the other, where their path values tell it."""
-    layout = {name: value.shape for name, value in one.params.items()}
-    if str(one.model) != str(other.model) or layout != {name: value.shape for name, value in other.params.items()}:
-        return OTHERWISE
-    if all(_to_rounding(one.params[name], other.params[name]) for name in layout):
-        return "equal weights"
-    try:
-        paths = BasisPaths(one.model, one.example())
-        # On the skeleton of the first: two of nearly equal strength may be chosen differently after rounding.
-        if _agree(paths.values().double(), paths.values_of(other.params)):
-            return "units rescaled"
-        if _agree(_sorted_values(paths), _sorted_values(BasisPaths(other.model, other.example()))):
-            return "units rescaled and exchanged"
-    except FlatscopeError:
-        pass  # a zero weight on every way through a unit, or a network that cannot be traced: no path values
-    return OTHERWISE
-
-
-def _to_rounding(one: Tensor, other: Tensor) -> bool:
-    """Equal up to what folding a BatchNorm in float32 leaves."""
-    return not one.numel() or float((one - other).abs().max()) <= 1e-6 * float(one.abs().max())
-
-
-def _sorted_values(paths: BasisPaths) -> Tensor:
-    return paths.values().double().sort().values
-
-
-def _agree(one: Tensor, other: Tensor) -> bool:
-    return one.shape == other.shape and torch.allclose(one, other, rtol=_SAME_PATH, atol=0.0)

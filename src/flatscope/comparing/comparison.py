@@ -6,25 +6,25 @@ import html
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any, Self
 
 import pandas as pd
 
 from flatscope.charts import Bars
 from flatscope.comparing import rankings
-from flatscope.comparing.decision import Decision, decide, listed, untrained_words, untried_words, worth_words
-from flatscope.comparing.held_out import HeldOut, Overlap, overlap_remarks, unpaired
+from flatscope.comparing.conclusion import Compared, Conclusion, conclude
+from flatscope.comparing.decision import Decision, decide, untried_words, worth_words
+from flatscope.comparing.held_out import HeldOut, overlap_remarks, unpaired
+from flatscope.comparing.losses import AT_EQUAL_LOSS, loss_remark
 from flatscope.comparing.records import difference_of, records_by_measure
+from flatscope.comparing.remarks import Remark
 from flatscope.comparing.verdicts import (
     Quantity,
-    Remark,
     SameFunction,
     Verdict,
     differs,
-    far_apart,
     judge,
-    loss_remark,
     on_a_slope,
     out_of_time,
     quantities,
@@ -32,6 +32,7 @@ from flatscope.comparing.verdicts import (
 )
 from flatscope.errors import InputError, NotApplicable, UnknownNameError
 from flatscope.formatting import number
+from flatscope.leaks import Overlap
 from flatscope.network_summary import NetworkSummary
 from flatscope.result import DRAWN, MOST_LINES, Result, plain, reading
 from flatscope.table import Table
@@ -45,7 +46,6 @@ INTERVALS = (
     "Ranks from and to are the places in {:g} % of draws from the standard errors. Nothing else moves them: a value "
     "without ± counts as exact, and measures that disagree do not widen them."
 )
-AT_EQUAL_LOSS = "compare checkpoints at about the same loss"
 FIRST_REMARKS = ("overlap", "copy", "loss", "fit", "time")  # what could turn the answer round
 _COPIES_DIFFER = "differ between copies of one function"
 
@@ -148,29 +148,12 @@ class Comparison(Result):
         return decide(self.names, self.distinct, self.networks, self.tests, is_new, overlap)
 
     @property
-    def conclusion(self) -> rankings.Conclusion:
+    def conclusion(self) -> Conclusion:
         """Which network is flatter, by which measures and by how much; first of all whether they are at a minimum."""
         comparable, counting = ([self._quantities[n] for n in names] for names in (self.comparable, self.counting))
-        trained = [name for name in self.distinct if not self.networks[name].untrained]
-        raw = [name for name in self.distinct if name not in trained]
-        left_out = untrained_words(raw, self.networks, self.tests)
-        if len(trained) < 2 <= len(self.distinct):
-            first = tuple(rankings.foremost(counting, self.distinct))
-            return rankings.Conclusion("untold", "", (), f"Which is flatter cannot be told: {left_out}.", first)
-        asked = trained if raw else self.distinct
-        losses = {n: s.loss for n, s in self.networks.items()} if self.meta.get("loss") == "cross_entropy" else {}
-        found = rankings.conclude(self.names, asked, comparable, counting, self.not_comparable(), losses)
-        if found.code == "untold" and (found.voices or far_apart(self.networks, str(self.meta.get("loss", "")))):
-            found = replace(found, sentence=f"{found.sentence.removesuffix('.')}: {AT_EQUAL_LOSS}.")
-        if raw:
-            found = replace(found, sentence=f"{found.sentence} Left out: {left_out}.")
-        steep = [name for name in asked if self.networks[name].on_a_slope]
-        if not steep or found.code == "one function":
-            return found
-        who = f"{listed(steep)} {'is' if len(steep) == 1 else 'are'} not"
-        who = "None of them is" if len(steep) == len(asked) else who
-        caution = f"{'its' if len(steep) == 1 else 'their'} flatness numbers describe where training stopped"
-        return replace(found, sentence=f"{who} at a minimum: {caution}. {found.sentence}")
+        refused, loss = self.not_comparable(), str(self.meta.get("loss", ""))
+        tests = self.tests
+        return conclude(Compared(self.names, self.distinct, self.networks, tests, comparable, counting, refused, loss))
 
     def moved_between_copies(self) -> list[str]:
         """Measures that differ between networks that are the same function: they mean nothing for the ranking."""

@@ -6,10 +6,11 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from flatscope.comparing.held_out import HeldOut, Overlap
+from flatscope.comparing.held_out import HeldOut
 from flatscope.comparing.records import DIFFERENCES, RANKING, records_by_measure
 from flatscope.doubts import MOST
 from flatscope.formatting import with_error, written
+from flatscope.leaks import Overlap
 from flatscope.network_summary import NetworkSummary
 
 LEARNING = 0.05  # training error from which on a network that stands on a slope is called not trained to the end
@@ -207,10 +208,10 @@ def worth_words(difference: str, counting: Sequence[str]) -> str:
     best = max((name for name in counting if name in known), key=lambda name: known[name].psi, default="")
     flat = known["rho_sum"]
     if best:
-        told = f"{best} was {known[best].words}, rho_sum in {flat.percent(flat.psi)}, a coin in 50"
+        told = f"{best} was {known[best].words}, rho_sum in {flat.share}, a coin in 50 %"
     else:
         vote = known[RANKING]
-        told = f"rho_sum was {flat.words}, the best measures together in {vote.percent(vote.psi)}, a coin in 50"
+        told = f"rho_sum was {flat.words}, the best measures together in {vote.share}, a coin in 50 %"
     return f"What that is worth, for {asked}, on 1,024 small networks: {told}."
 
 

@@ -1,12 +1,10 @@
-"""Whether test errors differ by more than chance, by paired tests, and whether the test samples are new ones."""
+"""Whether test errors differ by more than chance, by paired tests."""
 
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from itertools import islice
 from typing import Any, Self
 
 import numpy as np
@@ -14,15 +12,13 @@ import torch
 from torch import Tensor
 
 from flatscope.context import Context
-from flatscope.input_checks import MANY_AGAIN, NOTHING_HELD_OUT
 from flatscope.isolation import untouched_randomness
+from flatscope.leaks import Overlap
 from flatscope.network_summary import NetworkSummary
-from flatscope.problem import Problem
-from flatscope.samples import PROBED_SAMPLES, Samples, input_digests, order_digest
+from flatscope.samples import Samples, order_digest
 
 SIGNIFICANT = 0.05
 CLEARLY = 3  # standard errors by which a test error is lower than that of a constant output
-LEAKED = 0.1  # share of test samples, more than repeats explain, from which on they decide nothing
 
 
 @dataclass(frozen=True)
@@ -93,71 +89,10 @@ class HeldOut:
         return cls(**{**given, "differences": differences, "constant": constant})
 
 
-@dataclass(frozen=True)
-class Overlap:
-    """Number of test samples that have the inputs of training samples.
-
-    Attributes:
-        again: their number.
-        n: number of test samples that were looked at.
-        usual: share of training samples whose inputs another one has: of new samples as many are expected to.
-    """
-
-    again: int
-    n: int
-    usual: float
-
-    @property
-    def leaked(self) -> bool:
-        """True if so many are training samples that test errors decide nothing."""
-        return self.again > (LEAKED + self.usual) * self.n
-
-    @property
-    def remark(self) -> str:
-        """A sentence where test samples are training samples too and still decide; empty elsewhere."""
-        if self.leaked or self.again < MANY_AGAIN * self.n:
-            return ""
-        if self.again > (MANY_AGAIN + self.usual) * self.n:
-            return f"Caution: {self}: test errors are lower than on new samples."
-        shared = f"{self.again:,} of {self.n:,} test samples have inputs of training samples"
-        return f"{shared}, as {100 * self.usual:.0f} % of the training samples have of one another."
-
-    def __str__(self) -> str:
-        return f"{self.again:,} of {self.n:,} test samples are training samples"
-
-    @classmethod
-    def from_meta(cls, meta: Mapping[str, Any]) -> Self | None:
-        """What a comparison stored; None where nobody looked."""
-        return cls(**meta["overlap"]) if meta.get("overlap") else None
-
-
 def overlap_remarks(meta: Mapping[str, Any]) -> list[str]:
     """The remark of a stored overlap, if there is one."""
     found = Overlap.from_meta(meta)
     return [found.remark] if found and found.remark else []
-
-
-def overlap(problem: Problem, *, in_haste: bool) -> dict[str, Any] | None:
-    """Plain values of an `Overlap`; None without test samples, or where all are the training samples.
-
-    Args:
-        problem: with the samples.
-        in_haste: whether to look at the first samples alone.
-    """
-    if problem.test is None or NOTHING_HELD_OUT in problem.remarks:
-        return None
-    most = PROBED_SAMPLES if in_haste else None
-    with untouched_randomness(problem.generators):
-        known = Counter(islice(_digests(problem.train), most))
-        test = list(islice(_digests(problem.test), most))
-    repeated = sum(count for count in known.values() if count > 1)
-    return asdict(Overlap(sum(each in known for each in test), len(test), repeated / known.total()))
-
-
-def _digests(samples: Samples) -> Iterator[bytes]:
-    """A hash of the inputs of every sample."""
-    for inputs, _ in samples.batches():
-        yield from input_digests(inputs)
 
 
 def held_out(

@@ -37,7 +37,7 @@ class Record:
 
     Attributes:
         psi: 1 where every pair was ranked rightly, 0 for a coin, −1 where every one was ranked wrongly.
-        low: lower end of the 95 % interval; NaN where none is known.
+        low: lower end of the 95 % interval; NaN where every pair is tied.
         high: upper end.
         pairs: number of pairs.
     """
@@ -50,20 +50,31 @@ class Record:
     @property
     def counts(self) -> bool:
         """True if pairs were ranked rightly more often than wrongly, beyond chance."""
-        return self.low > 0 or (math.isnan(self.low) and self.psi >= 1)
+        return self.low > 0
 
     @property
     def words(self) -> str:
-        """In how many of 100 pairs it was right, with the interval."""
-        right = f"right in {self.percent(self.psi)} of 100 pairs"
+        """The share of pairs that were ranked rightly, with its interval and their number."""
         if math.isnan(self.low):
-            return right
-        return f"{right} [{self.percent(self.low)}, {self.percent(self.high)}]"
+            return f"equal in all of {self.pairs:,} pairs"
+        return f"right in {self.share} of {self.pairs:,} pairs"
+
+    @property
+    def share(self) -> str:
+        """The share of pairs that are ranked rightly, a tie counting half, with its interval."""
+        return share_words(self.psi, self.low, self.high)
 
     @staticmethod
     def percent(psi: float) -> str:
         """Ψ as the share of pairs that are ranked rightly, a tie counting half."""
         return f"{50 + 50 * psi:.0f}"
+
+
+def share_words(psi: float, low: float, high: float) -> str:
+    """Ψ and its interval as the share of pairs that are ranked rightly: `56 % [54, 58]`."""
+    if math.isnan(low):
+        return f"{Record.percent(psi)} %"
+    return f"{Record.percent(psi)} % [{Record.percent(low)}, {Record.percent(high)}]"
 
 
 @functools.cache

@@ -8,6 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from flatscope.comparing.losses import loss_factor, loss_rule
+from flatscope.comparing.remarks import Remark
 from flatscope.formatting import labelled, number, within
 from flatscope.network_summary import NetworkSummary
 from flatscope.registry import Declaration, declarations
@@ -98,12 +100,9 @@ def _cells(table: Table) -> dict[tuple[str, str], tuple[Any, ...]]:
     return dict(zip(frame[_KEYS].itertuples(index=False, name=None), zip(*columns, strict=True), strict=True))
 
 
-# Losses further apart than this factor make curvature a statement about the loss. Cross-entropy's curvature is
-# p (1 - p) in the outputs and vanishes in proportion to the loss near interpolation.
-LOSS_FACTOR = 3.0
-LOSS_SHARE = 1.5  # from this factor on the losses are said beside the answer, or are the answer
-# A training error that much above the lowest is that of a network which was not trained to the end.
-ERROR_APART = 0.05
+# A training error that much above the lowest is that of a network which was not trained to the end; without classes, a
+# loss so many times the lowest.
+ERROR_APART, TIMES_THE_LOSS = 0.05, 3.0
 # A difference between two copies that is no rounding: their weights were rounded to float32 when they were stored, and
 # minima over samples lose most of those digits.
 ROUNDING = 1e-2
@@ -156,18 +155,6 @@ class Verdict:
     code: str = ""
 
 
-class Remark(str):
-    """A sentence, with a code: "overlap", "copy", "moved", "loss", "fit", "slope", "constant" or "architecture"."""
-
-    code: str
-
-    def __new__(cls, code: str, text: str) -> Remark:
-        """The sentence `text`."""
-        made = super().__new__(cls, text)
-        made.code = code
-        return made
-
-
 def judge(
     quantity: Quantity, networks: Mapping[str, NetworkSummary], copies: Sequence[SameFunction], loss: str
 ) -> Verdict:
@@ -194,7 +181,7 @@ def judge(
         return Verdict("equal", "the same for all of them, which are one function", "function")
     if len({network.architecture for network in networks.values()}) > 1 and not entry.function_only:
         return Verdict("not comparable", "depends on layers and weights, and the architectures differ", "architecture")
-    if entry.falls_with_loss and far_apart(networks, loss):
+    if entry.falls_with_loss and not loss_rule(networks, loss).ranks:
         apart = f"the training losses are a factor of {number(loss_factor(networks), 2)} apart"
         return Verdict("not comparable", f"{apart}, and curvature of cross-entropy falls with the loss", "loss")
     if any(network.rescalable for network in networks.values()) and "unit_scaling" not in entry.invariant_under:
@@ -215,33 +202,6 @@ def change(quantity: Quantity, one: str, other: str) -> float:
     """Difference of two values, relative to the larger of them."""
     scale = max(abs(quantity.value[one]), abs(quantity.value[other]))
     return abs(quantity.value[one] - quantity.value[other]) / scale if scale else 0.0
-
-
-def far_apart(networks: Mapping[str, NetworkSummary], loss: str) -> bool:
-    """True if the training losses are so different that curvature says nothing beyond them; cross-entropy only."""
-    return loss == "cross_entropy" and loss_factor(networks) > LOSS_FACTOR
-
-
-def loss_factor(networks: Mapping[str, NetworkSummary]) -> float:
-    """Largest training loss over the smallest."""
-    losses = [network.loss for network in networks.values()]
-    return max(losses) / min(losses) if min(losses) > 0 else math.inf if max(losses) > 0 else 1.0
-
-
-def loss_remark(networks: Mapping[str, NetworkSummary], loss: str) -> list[Remark]:
-    """A sentence where curvature differs, or may differ, because the losses do; cross-entropy only."""
-    if loss != "cross_entropy" or loss_factor(networks) <= LOSS_SHARE:
-        return []
-    losses = ", ".join(f"{name} {number(network.loss)}" for name, network in networks.items())
-    text = f"The training losses are a factor of {number(loss_factor(networks), 3)} apart ({losses})"
-    if far_apart(networks, loss):
-        text += (
-            f", more than {LOSS_FACTOR:g}: curvature of cross-entropy vanishes with the loss, so measures of curvature "
-            "are left out of the ranking. Compare checkpoints at about the same loss."
-        )
-    else:
-        text += ": curvature of cross-entropy falls with the loss, so part of a difference in curvature is theirs."
-    return [Remark("loss", text)]
 
 
 def on_a_slope(networks: Mapping[str, NetworkSummary]) -> list[Remark]:
@@ -268,7 +228,7 @@ def undertrained(networks: Mapping[str, NetworkSummary]) -> list[Remark]:
     what = "error" if classes else "loss"
     score: dict[str, float] = {name: getattr(network, what) for name, network in networks.items()}
     best = min(score, key=lambda name: score[name])
-    limit = score[best] + ERROR_APART if classes else score[best] * LOSS_FACTOR
+    limit = score[best] + ERROR_APART if classes else score[best] * TIMES_THE_LOSS
     return [
         Remark(
             "fit",

@@ -35,9 +35,9 @@ from flatscope.reports.plots import (
     scale_axis,
     shortened_name,
 )
-from flatscope.training.benchmarking.leaderboard import RELEASED, Leaderboard, score_number, score_words
+from flatscope.training.benchmarking.leaderboard import RELEASED, Leaderboard
 from flatscope.training.benchmarking.recipe import MOST_EPOCHS, SETTINGS, STOPS
-from flatscope.training.benchmarking.scores import CONTROLS, SCORES
+from flatscope.training.benchmarking.scores import CONTROLS, SCORES, score_number, score_words
 from flatscope.training.populations.population_frame import base_name
 
 if TYPE_CHECKING:
@@ -130,9 +130,7 @@ def _ranked_pairs_in_words(board: Leaderboard) -> list[str]:
     """A sentence on how the two best known measures ranked pairs of released networks; none where both are missing."""
     training, width = records_by_measure("training"), records_by_measure("width")
     names = [name for name in ("l2_path_norm", "rho_sum") if name in board.names]
-    records = [
-        f"{name} {training[name].words}, for two widths in {width[name].percent(width[name].psi)}" for name in names
-    ]
+    records = [f"{name} {training[name].words}, for two widths in {width[name].share}" for name in names]
     return [f"For two trainings of one architecture: {'; '.join(records)}."] if names else []
 
 

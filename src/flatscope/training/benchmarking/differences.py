@@ -10,9 +10,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
+from scipy.special import betaincinv
 
 from flatscope.comparing.records import COLUMNS, RANKING, Record
 from flatscope.registry import declarations
@@ -61,10 +63,40 @@ def parts_of_population(population: pd.DataFrame) -> list[PairedNetworks]:
     return found
 
 
-def agreement(
-    parts: Sequence[PairedNetworks], votes: Sequence[Vote], changed: Sequence[str]
-) -> tuple[float, float, int]:
-    """Ψ over the pairs that differ in one of these settings, its standard error, and the number of pairs.
+class Agreement(NamedTuple):
+    """Ψ over some pairs.
+
+    Attributes:
+        value: Ψ; NaN without pairs.
+        error: its standard error.
+        pairs: their number.
+        apart: how many of them share no network with another one, at most; 0 where every pair is tied.
+    """
+
+    value: float
+    error: float
+    pairs: int
+    apart: int
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        """A 95 % interval on Fisher's scale; NaN where all pairs are tied.
+
+        Without spread, as where all are right, that of Clopper and Pearson for pairs that share no network.
+        """
+        if not self.apart:
+            return math.nan, math.nan
+        if self.error > 0:
+            reach = NORMAL * self.error / (1 - self.value**2)
+            return math.tanh(math.atanh(self.value) - reach), math.tanh(math.atanh(self.value) + reach)
+        right = self.apart * (1 + self.value) / 2
+        low = float(betaincinv(right, self.apart - right + 1, 0.025)) if right else 0.0
+        high = float(betaincinv(right + 1, self.apart - right, 0.975)) if right < self.apart else 1.0
+        return 2 * low - 1, 2 * high - 1
+
+
+def agreement(parts: Sequence[PairedNetworks], votes: Sequence[Vote], changed: Sequence[str]) -> Agreement:
+    """Ψ over the pairs that differ in one of these settings.
 
     Args:
         parts: data sets and stops, each with the same weight.
@@ -72,7 +104,7 @@ def agreement(
             pairs that it has nothing to say of, which are left out.
         changed: settings, each with the same weight.
     """
-    total, count, off = 0.0, 0, []
+    total, count, off, tied = 0.0, 0, [], True
     cells = [(part, vote, name) for part, vote in zip(parts, votes, strict=True) for name in changed]
     cells = [(part, vote, name) for part, vote, name in cells if name in part.pairs]
     for part, vote, name in cells:
@@ -80,15 +112,18 @@ def agreement(
         agree = vote(first, second) * part.signs[name]
         known = np.isfinite(agree)
         if not known.any():
-            return math.nan, math.nan, 0
+            return Agreement(math.nan, math.nan, 0, 0)
         value, seeds = float(agree[known].mean()), part.frame["seed"].to_numpy()
         total, count = total + value / len(cells), count + int(known.sum())
+        tied &= not agree[known].any()
         spread = (agree[known] - value) / (known.sum() * len(cells))
         off.append((seeds[first[known]], seeds[second[known]], spread))
     if not off:
-        return math.nan, math.nan, 0
+        return Agreement(math.nan, math.nan, 0, 0)
     one, other, spread = (np.concatenate(side) for side in zip(*off, strict=True))
-    return total, shared_error(one, other, spread, int(max(one.max(), other.max())) + 1), count
+    error = shared_error(one, other, spread, int(max(one.max(), other.max())) + 1)
+    apart = 0 if tied else len(np.union1d(one, other)) // 2
+    return Agreement(total, error, count, apart)
 
 
 def by_difference(population: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
@@ -97,11 +132,11 @@ def by_difference(population: pd.DataFrame, names: Sequence[str]) -> pd.DataFram
     for name in names:
         votes = [_single(part.frame, name) for part in parts]
         for kind, changed in CHANGED.items():
-            value, error, pairs = agreement(parts, votes, changed)
-            rows.append((name, kind, value, *_ends(value, error), pairs))
+            found = agreement(parts, votes, changed)
+            rows.append((name, kind, found.value, *found.ends, found.pairs))
     for kind in CHANGED:
-        value, error, pairs = vote_on_the_other(parts, names, kind)
-        rows.append((RANKING, kind, value, *_ends(value, error), pairs))
+        found = vote_on_the_other(parts, names, kind)
+        rows.append((RANKING, kind, found.value, *found.ends, found.pairs))
     return pd.DataFrame(rows, columns=list(COLUMNS)).astype(COLUMNS)
 
 
@@ -110,21 +145,21 @@ def records_on(population: pd.DataFrame, name: str) -> dict[str, Record]:
     parts, records = parts_of_population(population), {}
     votes = [_single(part.frame, name) for part in parts]
     for kind, changed in CHANGED.items():
-        value, error, pairs = agreement(parts, votes, changed)
-        if pairs:
-            records[kind] = Record(value, *_ends(value, error), pairs)
+        found = agreement(parts, votes, changed)
+        if found.pairs:
+            records[kind] = Record(found.value, *found.ends, found.pairs)
     return records
 
 
-def vote_on_the_other(parts: Sequence[PairedNetworks], names: Sequence[str], kind: str) -> tuple[float, float, int]:
+def vote_on_the_other(parts: Sequence[PairedNetworks], names: Sequence[str], kind: str) -> Agreement:
     """Ψ of the vote of all measures that count, which are chosen on one data set and scored on the other, both ways."""
     found = []
     for scored in dict.fromkeys(part.data for part in parts):
         chosen = counting([part for part in parts if part.data != scored], names, kind)
         there = [part for part in parts if part.data == scored]
         found.append(agreement(there, [_together(part.frame, chosen) for part in there], CHANGED[kind]))
-    values, errors, pairs = zip(*found, strict=True)
-    return float(np.mean(values)), math.hypot(*errors) / len(errors), sum(pairs)
+    values, errors, pairs, apart = zip(*found, strict=True)
+    return Agreement(float(np.mean(values)), math.hypot(*errors) / len(errors), sum(pairs), sum(apart))
 
 
 def counting(parts: Sequence[PairedNetworks], names: Sequence[str], kind: str) -> list[str]:
@@ -133,8 +168,8 @@ def counting(parts: Sequence[PairedNetworks], names: Sequence[str], kind: str) -
     for name in names:
         entry = known.get(base_name(name))
         if entry is not None and entry.direction != "none":
-            value, error, _ = agreement(parts, [_single(part.frame, name) for part in parts], CHANGED[kind])
-            if _ends(value, error)[0] > 0:
+            found = agreement(parts, [_single(part.frame, name) for part in parts], CHANGED[kind])
+            if found.ends[0] > 0:
                 chosen.append(name)
     return chosen
 
@@ -165,11 +200,3 @@ def _turned(frame: pd.DataFrame, name: str) -> Floats:
     direction = BASELINES.get(name, "lower") if entry is None else entry.direction
     values = frame[name].to_numpy(dtype=float)
     return SIGNS[direction] * np.where(np.isfinite(values), values, math.nan)
-
-
-def _ends(value: float, error: float) -> tuple[float, float]:
-    """A 95 % interval on Fisher's scale; that of an agreement without spread is unknown."""
-    if not (abs(value) < 1 and error > 0):
-        return math.nan, math.nan
-    reach = NORMAL * error / (1 - value**2)
-    return math.tanh(math.atanh(value) - reach), math.tanh(math.atanh(value) + reach)

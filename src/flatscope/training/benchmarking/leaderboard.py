@@ -12,7 +12,7 @@ from typing import Any
 import pandas as pd
 
 from flatscope.charts import Bars
-from flatscope.comparing.records import DIFFERENCES, records_by_measure
+from flatscope.comparing.records import DIFFERENCES, records_by_measure, share_words
 from flatscope.comparing.records import FILE as RECORDS_FILE
 from flatscope.context import Context
 from flatscope.disk import write_whole
@@ -53,6 +53,8 @@ from flatscope.training.benchmarking.scores import (
     columns_named,
     place_words,
     score_all,
+    score_number,
+    score_words,
     valued,
     with_controls,
 )
@@ -121,6 +123,15 @@ class Leaderboard(Result):
         values = self._frame[(self._frame["measure"] == name) & (self._frame["score"] == score)]["value"].dropna()
         return float(values.mean()) if len(values) else math.nan
 
+    def share(self, name: str) -> str:
+        """Share of pairs that a measure ranks rightly, with its interval, averaged over data sets and stops.
+
+        The ends too: as if all of these erred together, since networks are one at both stops.
+        """
+        rows = self._frame[(self._frame["measure"] == name) & (self._frame["score"] == "psi")].dropna(subset="value")
+        psi, low, high = (float(rows[column].mean(skipna=False)) for column in ("value", "low", "high"))
+        return f"{share_words(psi, low, high)} of pairs of {rows.groupby('data')['networks'].max().sum():,} networks"
+
     def chart(self) -> Bars:
         """Ψ of every measure, averaged over data sets and stops, the best first."""
         scored = [name for name in self.names if not math.isnan(self.mean(name, "psi"))]
@@ -135,8 +146,8 @@ class Leaderboard(Result):
             return ["No measure has a score on these networks."]
         best, wrong = known[0], [name for name in known if psi[name] < 0]
         lines = [
-            *(place_words(own, known, psi, self.mean(own, "survival")) for own in self.meta.get("own", ())),
-            f"{best} ranks two networks that differ in one setting rightly in {50 + 50 * psi[best]:.0f} of 100 pairs "
+            *(place_words(own, known, self.share(own), self.mean(own, "survival")) for own in self.meta.get("own", ())),
+            f"{best} ranks two networks that differ in one setting rightly in {self.share(best)} "
             f"(Ψ = {score_number(psi[best])}; the test error itself {score_number(self.mean(ORACLE, 'psi'))}).",
         ]
         if wrong and len(known) > 1:
@@ -165,19 +176,6 @@ class Leaderboard(Result):
     def only(self, names: Iterable[str]) -> Leaderboard:
         """The same for some of the measures."""
         return Leaderboard(self._frame[self._frame["measure"].isin(set(names))], self.meta)
-
-
-def score_words(row: pd.Series[Any] | None) -> str:
-    """`0.62 [0.31, 0.81]`."""
-    if row is None or math.isnan(row["value"]):
-        return "n/a"
-    ends = "" if math.isnan(row["low"]) else f" [{score_number(row['low'])}, {score_number(row['high'])}]"
-    return f"{score_number(row['value'])}{ends}"
-
-
-def score_number(value: float) -> str:
-    """Two decimals; no minus before a zero."""
-    return "n/a" if math.isnan(value) else f"{round(value, 2) + 0.0:.2f}".replace("-", "−")
 
 
 def benchmark(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from importlib.resources import files
 from io import BytesIO
 from typing import Any
@@ -172,17 +172,30 @@ def _noted(found: Estimate, note: str) -> Estimate:
     return Estimate(found.value, found.low, found.high, n=found.n, method=found.method, note=note)
 
 
-def place_words(own: str, ranked: Sequence[str], psi: Mapping[str, float], survival: float) -> str:
+def score_words(row: pd.Series[Any] | None) -> str:
+    """`0.62 [0.31, 0.81]`."""
+    if row is None or math.isnan(row["value"]):
+        return "n/a"
+    ends = "" if math.isnan(row["low"]) else f" [{score_number(row['low'])}, {score_number(row['high'])}]"
+    return f"{score_number(row['value'])}{ends}"
+
+
+def score_number(value: float) -> str:
+    """Two decimals; no minus before a zero."""
+    return "n/a" if math.isnan(value) else f"{round(value, 2) + 0.0:.2f}".replace("-", "−")
+
+
+def place_words(own: str, ranked: Sequence[str], share: str, survival: float) -> str:
     """A sentence on a user's own measure: its place, how many pairs it ranks rightly, whether rescaling moves it.
 
     Args:
         own: its name.
         ranked: all measures that have a score, the best first.
-        psi: score of each.
+        share: of the pairs that it ranks rightly, in words.
         survival: how far its order stays where the same functions are written with other weights.
     """
     if own not in ranked:
         return f"{own}: no score on these networks."
-    right = f"right in {50 + 50 * psi[own]:.0f} of 100 pairs of networks that differ in one setting"
+    right = f"right in {share} that differ in one setting"
     moved = f"; rescaling, which changes no function, moves it (survival {survival:.2f})" if survival < SURVIVES else ""
     return f"{own}: place {ranked.index(own) + 1} of {len(ranked)}, {right}{moved}."
