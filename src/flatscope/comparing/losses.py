@@ -31,6 +31,7 @@ class LossRule(NamedTuple):
 
 
 RULES = (LossRule(1.5, says=False, ranks=True), LossRule(3.0, says=True, ranks=True), LossRule(math.inf, True, False))
+LOSS_DECIDES = "curvature of cross-entropy falls with the loss"
 AT_EQUAL_LOSS = "compare checkpoints at about the same loss"
 
 
@@ -62,7 +63,7 @@ def loss_remark(networks: Mapping[str, NetworkSummary], loss: str) -> list[Remar
     losses = ", ".join(f"{name} {number(network.loss)}" for name, network in networks.items())
     text = f"The training losses are a factor of {number(loss_factor(networks), 3)} apart ({losses})"
     if rule.ranks:
-        text += ": curvature of cross-entropy falls with the loss, so part of a difference in curvature is theirs."
+        text += f": {LOSS_DECIDES}, so part of a difference in curvature is theirs."
     else:
         text += (
             f", more than {RULES[-2].up_to:g}: curvature of cross-entropy vanishes with the loss, so measures of "

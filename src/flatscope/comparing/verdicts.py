@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from flatscope.comparing.losses import loss_factor, loss_rule
+from flatscope.comparing.losses import LOSS_DECIDES, loss_factor, loss_rule
 from flatscope.comparing.remarks import Remark
 from flatscope.formatting import labelled, number, within
 from flatscope.network_summary import NetworkSummary
@@ -107,6 +107,8 @@ ERROR_APART, TIMES_THE_LOSS = 0.05, 3.0
 # minima over samples lose most of those digits.
 ROUNDING = 1e-2
 EQUAL = 1e-9
+OTHER_ARCHITECTURE = "depends on layers and weights, and the architectures differ"
+RESCALED = "rescaling units changes this measure but not the function"
 CLEAR_ERRORS = 1.96  # standard errors from which on a difference is called clear
 
 
@@ -180,15 +182,13 @@ def judge(
     if len(networks) - len({pair.second for pair in copies}) == 1:
         return Verdict("equal", "the same for all of them, which are one function", "function")
     if len({network.architecture for network in networks.values()}) > 1 and not entry.function_only:
-        return Verdict("not comparable", "depends on layers and weights, and the architectures differ", "architecture")
+        return Verdict("not comparable", OTHER_ARCHITECTURE, "architecture")
     if entry.falls_with_loss and not loss_rule(networks, loss).ranks:
         apart = f"the training losses are a factor of {number(loss_factor(networks), 2)} apart"
-        return Verdict("not comparable", f"{apart}, and curvature of cross-entropy falls with the loss", "loss")
+        return Verdict("not comparable", f"{apart}, and {LOSS_DECIDES}", "loss")
     if any(network.rescalable for network in networks.values()) and "unit_scaling" not in entry.invariant_under:
         kept = " (rescaling whole layers does not)" if "layer_scaling" in entry.invariant_under else ""
-        return Verdict(
-            "not comparable", f"rescaling units changes this measure but not the function{kept}", "rescaling"
-        )
+        return Verdict("not comparable", f"{RESCALED}{kept}", "rescaling")
     return Verdict("comparable")
 
 
