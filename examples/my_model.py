@@ -1,4 +1,4 @@
-"""A model file as a user would write it; measured by
+"""A model file as a user would write it, for the command line.
 
 flatscope measure --model examples/my_model.py:build --weights my-weights.safetensors --data digits
 """

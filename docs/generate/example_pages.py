@@ -1,4 +1,4 @@
-"""The gallery of examples: a card with a picture for each file of examples/, and a page with its source."""
+"""The gallery of examples: a card for each file of examples/ that draws, a line for others, a page with its source."""
 
 from __future__ import annotations
 
@@ -22,15 +22,18 @@ Scripts to run and to change; every one of them runs in the tests. Two notebooks
 
 def pages() -> Iterator[tuple[str, str]]:
     """Path inside the documentation, and Markdown, of the gallery and of every example."""
-    cards = [INTRODUCTION]
+    cards, lines = [INTRODUCTION], ["</div>", "", "These print their answer:", ""]
     for path in sorted((ROOT / "examples").glob("*.py")):
         title, _, rest = (ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "").partition("\n")
         picture = DRAWN_ELSEWHERE.get(path.stem, f"examples/{path.stem}.png")
         shown = f"![{title}](../images/{picture})" if (IMAGES / picture).exists() else ""
         name = _name(path)
-        cards.append(f'<div class="card" markdown>\n{shown}\n\n[**{name}**]({path.stem}.md)<br>{title}\n</div>\n')
+        if shown:
+            cards.append(f'<div class="card" markdown>\n{shown}\n\n[**{name}**]({path.stem}.md)<br>{title}\n</div>\n')
+        else:
+            lines.append(f"- [**{name}**]({path.stem}.md): {title}")
         yield f"examples/{path.stem}.md", _page(path, title, rest.strip(), shown)
-    yield "examples/index.md", "\n".join([*cards, "</div>", ""])
+    yield "examples/index.md", "\n".join([*cards, *lines, ""])
 
 
 def _name(path: Path) -> str:

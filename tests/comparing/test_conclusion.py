@@ -151,8 +151,13 @@ def test_advice_is_about_what_keeps_the_question_open() -> None:
 def test_losses_of_which_curvature_knows_nothing_explain_nothing() -> None:
     found = comparison({"rho_sum": (1.0, 0.0)}, {"rho_sum": (2.0, 0.0)}, losses=(0.1, 0.22))
     assert found.conclusion.code == "untold"
-    found.meta["loss"] = "mse"
-    assert (found.conclusion.code, found.conclusion.winner) == ("flatter", "a")
+    for cross_entropy in ("bce", "next_token", "cross_entropy with 3 class weights"):
+        found.meta["loss"] = cross_entropy
+        assert found.conclusion.code == "untold"
+        assert [remark.code for remark in found.warnings()] == ["loss"]
+    for other in ("mse", "MSELoss", "my_loss"):
+        found.meta["loss"] = other
+        assert (found.conclusion.code, found.conclusion.winner) == ("flatter", "a")
 
 
 def test_the_page_says_what_is_done_at_which_factor_between_losses() -> None:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from flatscope.comparing.decision import listed, untrained_words
 from flatscope.comparing.held_out import HeldOut
-from flatscope.comparing.losses import AT_EQUAL_LOSS, LOSS_DECIDES, head_start
+from flatscope.comparing.losses import AT_EQUAL_LOSS, LOSS_DECIDES, head_start, is_cross_entropy
 from flatscope.comparing.rankings import foremost
 from flatscope.comparing.verdicts import CLEAR_ERRORS, OTHER_ARCHITECTURE, RESCALED, Quantity
 from flatscope.formatting import with_error, written
@@ -117,7 +117,7 @@ class Compared:
     @property
     def losses(self) -> Mapping[str, float]:
         """Training losses where curvature falls with them, as that of cross-entropy does; else empty."""
-        return {name: each.loss for name, each in self.networks.items()} if self.loss == "cross_entropy" else {}
+        return {name: each.loss for name, each in self.networks.items()} if is_cross_entropy(self.loss) else {}
 
 
 def conclude(found: Compared) -> Conclusion:

@@ -31,13 +31,19 @@ class LossRule(NamedTuple):
 
 
 RULES = (LossRule(1.5, says=False, ranks=True), LossRule(3.0, says=True, ranks=True), LossRule(math.inf, True, False))
+CROSS_ENTROPIES = {"cross_entropy", "bce", "next_token"}
 LOSS_DECIDES = "curvature of cross-entropy falls with the loss"
 AT_EQUAL_LOSS = "compare checkpoints at about the same loss"
 
 
+def is_cross_entropy(loss: str) -> bool:
+    """True for the name of a cross-entropy of any kind: of classes, labels or tokens, also weighted or smoothed."""
+    return loss.partition(" ")[0] in CROSS_ENTROPIES
+
+
 def loss_rule(networks: Mapping[str, NetworkSummary], loss: str) -> LossRule:
-    """The rule for networks at these training losses; the first one for other losses than cross-entropy."""
-    if loss != "cross_entropy":
+    """The rule for networks at these training losses; the first one for other losses than a cross-entropy."""
+    if not is_cross_entropy(loss):
         return RULES[0]
     return next(rule for rule in RULES if loss_factor(networks) <= rule.up_to)
 
