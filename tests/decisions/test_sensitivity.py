@@ -249,7 +249,8 @@ def test_the_allocation_is_the_best_of_all() -> None:
     generator = np.random.default_rng(0)
     for trial in range(10):
         sizes = {f"l{n}": int(size) for n, size in enumerate(generator.integers(10, 500, 4))}
-        rises = {(layer, bits): float(generator.exponential() * 4.0**-bits) for layer in sizes for bits in (8, 4, 2)}
+        drawn = {layer: np.sort(generator.exponential(size=3) * 4.0 ** -np.array([8, 4, 2])) for layer in sizes}
+        rises = {(layer, b): float(r) for layer in sizes for b, r in zip((8, 4, 2), drawn[layer], strict=True)}
         total, best = sum(sizes.values()), math.inf
         for choice in np.ndindex(4, 4, 4, 4):
             picked = {layer: (8, 4, 2, 32)[c] for layer, c in zip(sizes, choice, strict=True)}
@@ -258,6 +259,39 @@ def test_the_allocation_is_the_best_of_all() -> None:
         found = small_frame(rises, sizes).allocate(5)
         assert found.mean_bits <= 5 + 1e-9, trial
         assert found.sum_of_rises == pytest.approx(best, rel=1e-9), trial
+
+
+def test_fewer_bits_never_count_as_better_than_more() -> None:
+    rises = {("a", 8): 0.002, ("a", 4): 0.01, ("a", 2): 0.0005, ("b", 8): 0.0, ("b", 2): 0.3}
+    frame = small_frame(rises, {"a": 100, "b": 100}).to_frame()
+    frame["measured_stderr"] = [0.001, 0.002, 0.004, 0.0, 0.01]  # 2 bits of `a` are not told from none
+    sure = fs.Sensitivity(frame, {"rounding": "channel", "dtype_bits": 32})
+    assert dict(sure.allocate(8)) == {"a": 8, "b": 8}
+    assert dict(sure.allocate(6)) == {"a": 4, "b": 8}  # not 2 bits, which count as 0.01 too
+    assert dict(sure.allocate(5)) == {"a": 2, "b": 8}
+
+
+def test_what_is_expected_decides_between_rises_that_count_the_same() -> None:
+    rises = {(layer, bits): 0.001 for layer in "abc" for bits in (8, 4, 2)}
+    frame = small_frame(rises, dict.fromkeys("abc", 100), stderr=0.01).to_frame()
+    predicted = {("a", 2): 0.03, ("b", 2): 0.004, ("c", 2): 0.02, ("b", 4): 0.003, ("c", 4): 0.0, ("a", 4): 0.001}
+    frame["predicted"] = [predicted.get((row.layer, row.bits), 0.0) for row in frame.itertuples()]
+    by_prediction = fs.Sensitivity(frame, {"rounding": "channel", "dtype_bits": 32})
+    assert dict(by_prediction.allocate(10 / 3)) == {"a": 4, "b": 2, "c": 4}
+    assert dict(by_prediction.allocate(16 / 3)) == {"a": 4, "b": 8, "c": 4}  # and none for b
+    assert dict(by_prediction.allocate(20 / 3)) == {"a": 8, "b": 8, "c": 4}
+    frame["measured"] = [0.05 if (row.layer, row.bits) == ("b", 2) else 0.001 for row in frame.itertuples()]
+    frame["measured_stderr"] = 0.06  # not told from none, but more than was predicted
+    by_both = fs.Sensitivity(frame, {"rounding": "channel", "dtype_bits": 32})
+    assert dict(by_both.allocate(10 / 3)) == {"a": 4, "b": 4, "c": 2}
+    assert dict(by_prediction.allocate(8)) == dict.fromkeys("abc", 8)  # more bits where the size allows them
+
+
+def test_more_bits_are_taken_by_the_smallest_of_layers_too() -> None:
+    rises = {(layer, bits): 0.0 for layer in ("large", "tiny") for bits in (8, 4, 2)}
+    frame = small_frame(rises, {"large": 10_000_000, "tiny": 10})
+    assert dict(frame.allocate(8.00001)) == {"large": 8, "tiny": 8}
+    assert dict(frame.allocate(8.001)) == {"large": 8, "tiny": 32}
 
 
 def test_rises_below_their_error_are_none_and_sizes_are_kept() -> None:
@@ -603,6 +637,8 @@ def test_names_and_allocations_of_another_kind_are_read_or_refused() -> None:
     for option in ("bits", "sparsity"):
         with pytest.raises(fs.InputError, match=f"{option}: expected numbers, got None"):
             fs.sensitivity(problem, **{option: None})  # type: ignore[arg-type]
+        with pytest.raises(fs.InputError, match=f"{option}: expected numbers, got 'four'"):
+            fs.sensitivity(problem, **{option: "four"})  # type: ignore[arg-type]
 
 
 def test_one_sample_resolves_nothing() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from numbers import Real
 from typing import Any
 
@@ -17,7 +18,8 @@ from flatscope.errors import InputError, refuse_unknown, refuse_unless_whole
 from flatscope.formatting import number
 from flatscope.result import DRAWN, Result, reading
 
-TIE = 0.01  # of the smallest rise that counts: the most that all steps together may weigh against it
+# Objectives are given to the solver with their largest coefficient at this size: it stops within 10⁻⁶ of the best.
+SOLVER_SCALE = 1e6
 
 
 class Allocation(dict[str, int], Result):
@@ -152,8 +154,9 @@ def allocate(
 ) -> Allocation:
     """The allocation of smallest rise: one choice a layer, "as it is" among them.
 
-    A rise below its standard error counts as zero; among choices that cost the same the one that moves the weights
-    least is taken.
+    A rise below its standard error counts as zero, and fewer bits of a layer never as less than more of them. Of
+    choices that cost the same those are taken that are expected to cost least, by the larger of the predicted and the
+    measured rise (a prediction alone is too low at few bits), and of these the ones with more bits.
 
     Args:
         frame: of a `Sensitivity`.
@@ -172,14 +175,12 @@ def allocate(
         fix = "Pass bits=(8, 4, 3, 2) to sensitivity"
         raise InputError("layers whose rounding was measured", "none", where="allocate", fix=fix)
     sizes = {str(layer): int(part["parameters"].iloc[0]) for layer, part in rows.groupby("layer", sort=False)}
-    choices = [
-        (str(row["layer"]), int(row["bits"]), _counted(float(row["measured"]), float(row["measured_stderr"])))
-        for row in rows.to_dict("records")
-    ]
-    choices += [(layer, unchanged_bits, 0.0) for layer in sizes]
-    picked = _solved(choices, sizes, float(mean_bits), set(sizes))
-    bits = {layer: picked[layer][0] for layer in sizes}
-    unchanged = [layer for layer in sizes if picked[layer][1]]
+    choices = [Choice(layer, unchanged_bits, 0.0, 0.0, unchanged=True) for layer in sizes]
+    for layer, part in rows.groupby("layer", sort=False):
+        choices += _choices(str(layer), part)
+    picked = _solved(choices, sizes, float(mean_bits))
+    bits = {layer: picked[layer].bits for layer in sizes}
+    unchanged = [layer for layer in sizes if picked[layer].unchanged]
     return Allocation(
         bits,
         sizes,
@@ -194,35 +195,62 @@ def allocate(
     )
 
 
+@dataclass(frozen=True)
+class Choice:
+    """Bits that a layer may have."""
+
+    layer: str
+    bits: int
+    rise: float  # measured, as it counts
+    expected: float  # the larger of the predicted and the measured rise, whatever their errors
+    unchanged: bool = False  # whether the layer is left as it is
+
+
+def _choices(layer: str, rows: pd.DataFrame) -> list[Choice]:
+    """The bits that were tried, from the most to the fewest: rises count at least as much as with more bits."""
+    found, rise, expected = [], 0.0, 0.0
+    for row in rows.sort_values("bits", ascending=False).to_dict("records"):
+        measured = float(row["measured"])
+        rise = max(rise, _counted(measured, float(row["measured_stderr"])))
+        expected = max(expected, measured, float(np.nan_to_num(row["predicted"])))
+        found.append(Choice(layer, int(row["bits"]), rise, expected))
+    return found
+
+
 def _counted(rise: float, stderr: float) -> float:
     """The rise, or zero where it is below its error."""
     return rise if rise > (0.0 if math.isnan(stderr) else stderr) else 0.0
 
 
-def _solved(
-    choices: list[tuple[str, int, float]], sizes: Mapping[str, int], mean_bits: float, layers: set[str]
-) -> dict[str, tuple[int, bool]]:
-    """By layer its bits and whether it is left as it is; `choices` end with one "as it is" for each layer."""
-    total, first_unchanged = sum(sizes.values()), len(choices) - len(sizes)
-    taken = np.array([sizes[layer] * bits / total for layer, bits, _ in choices])
-    costs = np.array([cost for _, _, cost in choices])
-    counted = costs[costs > 0]
-    scale = float(counted.min()) if len(counted) else 1.0
-    # Of choices that cost the same the finer one: its squared step is the smaller, weights counted alike.
-    steps = np.array([sizes[layer] / total * 4.0 ** -min(bits, 30) for layer, bits, _ in choices])
-    steps[first_unchanged:] = 0.0
-    names = list(sizes)
-    one_each = np.array([[float(layer == name) for layer, _, _ in choices] for name in names])
-    result = milp(
-        costs / scale + TIE * steps,
-        integrality=np.ones(len(choices)),
-        bounds=Bounds(0, 1),
-        constraints=[LinearConstraint(one_each, 1, 1), LinearConstraint(taken[None], -np.inf, mean_bits * (1 + 1e-12))],
-        options={"mip_rel_gap": 0.0},
-    )
-    if result.x is None:
-        least = sum(min(bits for layer, bits, _ in choices if layer == name) * sizes[name] for name in names) / total
-        fix = "Ask for more bits, or try fewer bits in sensitivity"
-        raise InputError(f"at least {number(least)} bits a weight", number(mean_bits), where="mean_bits", fix=fix)
-    chosen = [n for n, x in enumerate(result.x) if x > 0.5]
-    return {choices[n][0]: (choices[n][1], n >= first_unchanged) for n in chosen}
+def _solved(choices: list[Choice], sizes: Mapping[str, int], mean_bits: float) -> dict[str, Choice]:
+    """One choice for each layer: of least measured rise, then of least expected, then with the finest steps."""
+    total, names = sum(sizes.values()), list(sizes)
+    shares = np.array([sizes[choice.layer] / total for choice in choices])
+    one_each = np.array([[float(choice.layer == name) for choice in choices] for name in names])
+    size = shares * np.array([choice.bits for choice in choices])
+    constraints = [LinearConstraint(one_each, 1, 1), LinearConstraint(size[None], -np.inf, mean_bits * (1 + 1e-12))]
+    steps = shares * [0.0 if choice.unchanged else 4.0 ** -min(choice.bits, 30) for choice in choices]  # squared
+    picked: list[int] = []
+    for costs in (
+        np.array([choice.rise for choice in choices]),
+        np.array([choice.expected for choice in choices]),
+        steps,
+    ):
+        scaled = costs * (SOLVER_SCALE / costs.max()) if costs.any() else costs
+        result = milp(
+            scaled,
+            integrality=np.ones(len(choices)),
+            bounds=Bounds(0, 1),
+            constraints=constraints,
+            options={"mip_rel_gap": 0.0},
+        )
+        if result.x is None:
+            if picked:  # the solver found none within its own rounding of the best
+                continue
+            least = sum(min(c.bits for c in choices if c.layer == name) * sizes[name] for name in names) / total
+            fix = "Ask for more bits, or try fewer bits in sensitivity"
+            raise InputError(f"at least {number(least)} bits a weight", number(mean_bits), where="mean_bits", fix=fix)
+        picked = [n for n, x in enumerate(result.x) if x > 0.5]
+        best = float(scaled[picked].sum())
+        constraints.append(LinearConstraint(scaled[None], -np.inf, best + 1e-9 * max(1.0, best)))
+    return {choices[n].layer: choices[n] for n in picked}

@@ -94,7 +94,7 @@ def checked_shares(sparsity: Any) -> tuple[float, ...]:
 def _several(given: Any, where: str) -> tuple[Any, ...]:
     if isinstance(given, Real):
         return (given,)
-    if not isinstance(given, Iterable):
+    if not isinstance(given, Iterable) or isinstance(given, str):
         raise InputError("numbers", repr(given), where, "() for none of them")
     return tuple(given)
 

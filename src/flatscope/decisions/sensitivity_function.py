@@ -74,7 +74,8 @@ def sensitivity(
             inputs of an output row).
         layers: names of some layers; all by default.
         trapezoid: whether to predict by the trapezoid too, which costs two derivatives along each change.
-        precision: relative standard error of estimated curvature; 0 for exact values.
+        precision: relative standard error of ΔᵀHΔ where it is drawn, which ends before where that adds little to the
+            error over samples; 0 for exact predictions and traces.
         budget: time to end in: "90s", "10m". Layers that are not reached have rows that say so.
         memory: what a pass may use: bytes, or "8GiB".
         seed: of random columns and probes.
