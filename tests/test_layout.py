@@ -122,7 +122,7 @@ LOCAL_NUMBERS = {
     "ties": {"ZERO", "CONSTANT"},
     "watching": {"_LOW_PRECISION"},
     # In decisions/: what is asked for, and what headlines and pictures show.
-    "allocation": {"TIE"},
+    "allocation": {"SOLVER_SCALE"},
     "changes": {"LEAST_BITS", "MOST_BITS"},
     "forecast": {"FAILS", "MOST_NAMED", "WIDE"},
     "sensitivity": {"RESOLVED", "CURVE_POINTS"},
