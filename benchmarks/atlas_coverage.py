@@ -10,7 +10,7 @@ import math
 import numpy as np
 from scipy import stats
 
-from flatscope.training.populations.resampled import copies, intervals, weighted_correlation
+from flatscope.training.populations.resampled import copies_in_resamples, correlation_intervals, weighted_correlation
 
 NETWORKS, REPEATS, RESAMPLES, LEVEL = (10, 20, 40, 150), 400, 300, 0.95
 TWINS = {"pearson": stats.pearsonr, "spearman": stats.spearmanr, "kendall": stats.kendalltau}
@@ -29,8 +29,10 @@ def drawn(generator: np.random.Generator, shape: str, n: int, rho: float) -> tup
 def covered(shape: str, kind: str, rho: float, n: int, true: float) -> float:
     generator, one, held = np.random.default_rng(n), np.zeros(n, dtype=np.int64), 0
     for repeat in range(REPEATS):
-        found = weighted_correlation(*drawn(generator, shape, n, rho), copies(one, RESAMPLES, repeat), kind, one)
-        reach = intervals(found[:, None], np.array([n]), np.array([1]), LEVEL).reach[0]
+        found = weighted_correlation(
+            *drawn(generator, shape, n, rho), copies_in_resamples(one, RESAMPLES, repeat), kind, one
+        )
+        reach = correlation_intervals(found[:, None], np.array([n]), np.array([1]), LEVEL).reach[0]
         held += abs(math.atanh(np.clip(found[0], -0.999999, 0.999999)) - math.atanh(true)) < reach
     return held / REPEATS
 

@@ -86,7 +86,7 @@ def looped_plane(
 def assert_same_heights(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> None:
     """The loop and ours on the same plane, a tenth of the images."""
     problem = fs.Problem(model, train=(x[:200], y[:200]))
-    ways = directions.filter_normalised(fs.Context(problem), 2)
+    ways = directions.filter_normalised_directions(fs.Context(problem), 2)
     expected = torch.tensor(looped_plane(model, x[:200], y[:200], ways), dtype=torch.float64)
     found = plane(problem).loss
     assert float(((found - expected) / expected.abs().clamp_min(1)).abs().max()) < 1e-3

@@ -16,17 +16,17 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from flatscope.training.benchmarking.leaderboard import released_population
 from flatscope.training.benchmarking.recipe import (
     SETTINGS,
     STOPS,
-    configuration,
+    benchmark_networks,
     measure_networks,
-    networks,
+    network_configuration,
     options_of,
-    records,
-    train,
+    rows_as_dictionaries,
+    train_missing_networks,
 )
+from flatscope.training.benchmarking.release import released_population
 from flatscope.training.sweeps.store import Store
 
 MEASURES = ("rho_sum", "psi_trace", "fisher_rao_norm", "hessian_trace")
@@ -35,23 +35,23 @@ QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
 
 def chosen(most: int) -> pd.DataFrame:
     """So many networks of the population with right labels, drawn at random; a second seed of each."""
-    clean = networks()[lambda frame: frame["label_noise"] == 0]
+    clean = benchmark_networks()[lambda frame: frame["label_noise"] == 0]
     return clean.sample(most, random_state=0).sort_index()
 
 
 def trained_again(rows: pd.DataFrame, folder: Path) -> pd.DataFrame:
     """Measures of these networks from a second seed: a row per network and stop."""
-    store, first = Store(folder), len(networks())
+    store, first = Store(folder), len(benchmark_networks())
     again = rows.assign(seed=rows["seed"] + first)
-    train(again, store, workers=1)
+    train_missing_networks(again, store, workers=1)
     asked = [
         {
-            "network": configuration(row, stop),
+            "network": network_configuration(row, stop),
             "measures": list(MEASURES),
             "options": options_of(MEASURES),
             "rescaled": False,
         }
-        for row in records(again)
+        for row in rows_as_dictionaries(again)
         for stop in STOPS
     ]
     measure_networks(asked, store, lambda share, text: None)

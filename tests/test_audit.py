@@ -17,7 +17,8 @@ from typer.testing import CliRunner
 
 import flatscope as fs
 from flatscope import registry
-from flatscope.auditing import COLUMNS, _row
+from flatscope.audit_result import COLUMNS
+from flatscope.auditing import _audit_row
 from flatscope.cli.app import app
 from flatscope.context import Context
 from flatscope.registry import Value, declarations
@@ -266,7 +267,7 @@ def test_many_looks_at_noise_are_no_change(values: int, trials: int, size: float
     problem = mlp().problem()
     before = fs.measure(problem, "jumping")
     after = fs.measure(problem.with_model(fs.rescale(problem.model, problem.example(), seed=1)), "jumping")
-    row = _row(entry, "unit", before, [after] * trials, torch.float64, "")
+    row = _audit_row(entry, "unit", before, [after] * trials, torch.float64, "")
     assert row["verdict"] == verdict
     assert row["relative_change"] == pytest.approx(size * math.sqrt(2) / 100, rel=0.1)
 

@@ -15,14 +15,14 @@ from flatscope.context import Context
 from flatscope.definitions import (
     WORDS,
     Definition,
-    defined_here,
     defined_names,
+    definition_entry,
     explained_symbols,
     shared_symbols,
     typical_values,
     unexplained_symbols,
 )
-from flatscope.formulas import as_text, explained, tokens
+from flatscope.formulas import explained_and_unexplained_symbols, formula_as_text, formula_tokens
 from flatscope.registry import Declaration, declarations, measure
 
 ROOT = Path(__file__).parents[1]
@@ -53,7 +53,7 @@ def test_every_symbol_of_a_formula_is_explained_and_every_value_is_read(entry: D
 
 @EACH
 def test_nothing_is_explained_that_the_formula_does_not_have(entry: Declaration) -> None:
-    own = defined_here(entry.name).get("symbols", {})
+    own = definition_entry(entry.name).get("symbols", {})
     used = [symbol for symbol, _ in explained_symbols(entry.symbol, entry.definition)]
     assert [symbol for symbol in own if symbol not in used] == []
 
@@ -90,12 +90,12 @@ def test_a_definition_is_not_handed_on_to_what_is_derived() -> None:
 
 @EACH
 def test_formulas_are_text_without_markup(entry: Declaration) -> None:
-    text = as_text(entry.symbol)
+    text = formula_as_text(entry.symbol)
     assert not set(text) & set("\\$")
     assert text.count("(") == text.count(")")
     assert "  " not in text
     for symbol, _ in explained_symbols(entry.symbol, entry.definition):
-        assert "\\" not in as_text(symbol)
+        assert "\\" not in formula_as_text(symbol)
 
 
 @pytest.mark.parametrize(
@@ -110,14 +110,14 @@ def test_formulas_are_text_without_markup(entry: Declaration) -> None:
     ],
 )
 def test_formulas_read_as_people_write_them(formula: str, text: str) -> None:
-    assert as_text(formula) == text
+    assert formula_as_text(formula) == text
 
 
 def test_symbols_are_found_piece_by_piece() -> None:
-    assert explained(r"\hat L(w)", ["w"]) == (["w"], ["L"])
-    assert explained(r"w^l + w", ["w^l", "w"]) == (["w^l", "w"], [])
-    assert explained(r"\|w\|_{p,q}", ["w"]) == (["w"], [r"\|\cdot\|_{p,q}"])
-    assert tokens(r"\|W_i\|_{1,\infty}")[-1] == r"\|\cdot\|_{1,\infty}"
+    assert explained_and_unexplained_symbols(r"\hat L(w)", ["w"]) == (["w"], ["L"])
+    assert explained_and_unexplained_symbols(r"w^l + w", ["w^l", "w"]) == (["w^l", "w"], [])
+    assert explained_and_unexplained_symbols(r"\|w\|_{p,q}", ["w"]) == (["w"], [r"\|\cdot\|_{p,q}"])
+    assert formula_tokens(r"\|W_i\|_{1,\infty}")[-1] == r"\|\cdot\|_{1,\infty}"
 
 
 def test_typical_values_are_those_of_the_demo(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 import flatscope as fs
-from flatscope.context import Context, bytes_of, make_effort, seconds_of
+from flatscope.context import Context, bytes_from_memory, make_effort, seconds_from_budget
 from flatscope.errors import InputError
-from flatscope.formatting import time_text
+from flatscope.formatting import time_in_words
 
 pytestmark = pytest.mark.fast
 
@@ -27,14 +27,14 @@ def problem() -> fs.Problem:
     ("written", "seconds"), [("90s", 90), ("10m", 600), ("2h", 7200), ("1.5 h", 5400), ("45", 45), (7, 7), (0.5, 0.5)]
 )
 def test_times_are_read_as_people_write_them(written: float | str, seconds: float) -> None:
-    assert seconds_of(written) == seconds
+    assert seconds_from_budget(written) == seconds
 
 
 @pytest.mark.parametrize(
     ("written", "size"), [("8GiB", 8 * 2**30), ("500MB", 500_000_000), ("2 g", 2 * 2**30), ("64KiB", 65536), (100, 100)]
 )
 def test_memory_is_read_as_people_write_it(written: int | str, size: int) -> None:
-    assert bytes_of(written) == size
+    assert bytes_from_memory(written) == size
 
 
 @pytest.mark.parametrize("written", ["", "10 parsecs", "-5m", "0s", 0, -1, float("nan"), float("inf"), True, "m"])
@@ -86,4 +86,4 @@ def test_a_context_of_another_problem_is_refused(problem: fs.Problem) -> None:
     [(0.2, "1 s"), (42, "42 s"), (240, "4 min"), (99, "99 s"), (9000, "2 h"), (10**6, "278 h")],
 )
 def test_times_are_told_in_one_unit(seconds: float, text: str) -> None:
-    assert time_text(seconds) == text
+    assert time_in_words(seconds) == text

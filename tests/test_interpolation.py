@@ -16,7 +16,7 @@ import flatscope as fs
 from flatscope import interpolation
 from flatscope.errors import InputError, UnknownNameError
 from flatscope.files import figure_bytes
-from flatscope.interpolation import Simplex
+from flatscope.simplex import Simplex
 
 
 def three(build: Any) -> tuple[networks.Tiny, list[nn.Module]]:

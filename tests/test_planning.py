@@ -27,7 +27,7 @@ from flatscope.errors import NotApplicable
 from flatscope.limits import STANDARD
 from flatscope.measures.psi_flatness import path_coordinates
 from flatscope.network import singular_values
-from flatscope.planning import make_schedule, units
+from flatscope.planning import estimated_forward_passes, make_schedule
 from flatscope.registry import Declaration, Value, declarations, select
 from flatscope.training.sweeps.work import tables_of
 
@@ -93,9 +93,9 @@ def slow_problem(clock: Clock, seconds: float = 0.02, n: int = 40, classes: int 
 def test_every_measure_and_bound_has_an_estimate() -> None:
     for kind in ("measure", "bound"):
         for entry in declarations(kind).values():
-            assert units(entry, 9) >= 0
+            assert estimated_forward_passes(entry, 9) >= 0
             assert set(entry.typical or {}) <= {*planning.WEIGHTS, *planning.SHARED, "column", "output", "sample"}
-    by_cost = {entry.name: units(entry, 9) for entry in declarations().values()}
+    by_cost = {entry.name: estimated_forward_passes(entry, 9) for entry in declarations().values()}
     assert by_cost["parameter_count"] == 0
     assert by_cost["expected_flatness"] > by_cost["functional_margin"]
     assert by_cost["psi_trace"] > by_cost["hessian_trace"]
@@ -107,7 +107,7 @@ def test_a_plan_counts_shared_work_once_and_names_what_is_left_out() -> None:
     first, second = plan.entries
     assert plan.units == plan.cost(first, set()) > 1
     assert plan.cost(second, planning.shared_work(first)) == 0
-    text = str(measuring.plan(ctx))
+    text = str(measuring.plan_of_measures(ctx))
     assert text.startswith(f"{len(select(None))} measures, about ")
     assert f"{len(declarations()) - len(select(None))} others are not in the core set" in text
 
@@ -115,7 +115,7 @@ def test_a_plan_counts_shared_work_once_and_names_what_is_left_out() -> None:
 def test_a_plan_is_near_the_truth(clock: Clock) -> None:
     """Of a network whose forward pass dominates all: a plan is the count of its passes."""
     problem = slow_problem(clock, 0.03, n=100)  # so many that perturbed networks run one by one
-    plan = measuring.plan(Context(problem), "expected_flatness")
+    plan = measuring.plan_of_measures(Context(problem), "expected_flatness")
     assert plan.seconds is not None
     assert plan.seconds == pytest.approx(0.03, rel=0.01)
     begun = time.monotonic()
@@ -272,11 +272,13 @@ def test_what_is_taken_over_a_budget_does_not_grow_with_the_networks_compared(cl
 
 def test_a_pass_for_each_class_is_priced_by_all_classes_and_ends_in_time(clock: Clock) -> None:
     entry = declarations()["local_linear_margin"]
-    assert units(entry, columns=64, outputs=10_000) > 100 * units(entry, columns=64)
+    assert estimated_forward_passes(entry, columns=64, outputs=10_000) > 100 * estimated_forward_passes(
+        entry, columns=64
+    )
     problem = slow_problem(clock, 0.02, classes=200)
     schedule = make_schedule(Context(problem, effort=make_effort(budget=60)), [entry])
     assert schedule.columns < 199
-    assert schedule.units == units(entry, columns=199)
+    assert schedule.units == estimated_forward_passes(entry, columns=199)
     with pytest.raises(NotApplicable, match="time was up"):
         entry.function(Context(problem, effort=make_effort(budget=0.5)))
     assert clock.now < 1000 + 1.5
@@ -483,7 +485,7 @@ def test_an_interrupted_measure_holds_no_memory_while_its_traceback_is_kept() ->
 def test_products_that_fail_keep_no_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     """The eigensolver stays in the context for the other end of the spectrum; its graphs must not."""
     from flatscope.curvature.operators import Hessian
-    from flatscope.measures.weight_flatness import whole_spectrum
+    from flatscope.measures.weight_flatness import whole_matrix_and_search
 
     torch.manual_seed(0)
     problem = fs.Problem(
@@ -501,7 +503,7 @@ def test_products_that_fail_keep_no_graphs(monkeypatch: pytest.MonkeyPatch) -> N
     with pytest.warns(RuntimeWarning, match="broken"):
         fs.measure(problem, "hessian_max_eigenvalue", context=context)
     gc.collect()
-    assert context.cached(whole_spectrum)[0]._kept == []
+    assert context.cached(whole_matrix_and_search)[0]._kept == []
     again = fs.measure(problem, "hessian_max_eigenvalue", context=context)["hessian_max_eigenvalue"]
     assert again == pytest.approx(fs.measure(problem, "hessian_max_eigenvalue")["hessian_max_eigenvalue"], rel=1e-3)
 

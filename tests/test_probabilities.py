@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import flatscope as fs
-from flatscope.input_checks import probability_kind
+from flatscope.input_checks import kind_of_probabilities
 
 pytestmark = pytest.mark.fast
 
@@ -183,9 +183,9 @@ def test_the_report_says_it_in_the_summary(tmp_path: Path) -> None:
 
 def test_rows_are_judged_one_by_one() -> None:
     rows = torch.tensor([[0.2, 0.8], [0.5, 0.5]])
-    assert "softmax" in probability_kind(rows)
-    assert "sigmoid" in probability_kind(rows + torch.tensor([[0.0, 0.0], [0.1, 0.0]]))
-    assert probability_kind(rows - 0.3) == ""
-    assert probability_kind(rows + 0.7) == ""
-    assert probability_kind(rows[:, :1]) == ""
-    assert probability_kind(rows * torch.nan) == ""
+    assert "softmax" in kind_of_probabilities(rows)
+    assert "sigmoid" in kind_of_probabilities(rows + torch.tensor([[0.0, 0.0], [0.1, 0.0]]))
+    assert kind_of_probabilities(rows - 0.3) == ""
+    assert kind_of_probabilities(rows + 0.7) == ""
+    assert kind_of_probabilities(rows[:, :1]) == ""
+    assert kind_of_probabilities(rows * torch.nan) == ""

@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, WeightedRandomSampler
 
 from flatscope import InputError
-from flatscope.samples import PROBED_SAMPLES, Samples, as_samples, cut, moved, parts_of, shape_text, split_batch
+from flatscope.sample_sources import as_samples
+from flatscope.samples import PROBED_SAMPLES, Samples, cut, moved, parts_of, shape_text, split_batch
 
 pytestmark = pytest.mark.fast
 

@@ -13,8 +13,8 @@ from networks import attention, batchnorm_conv, mlp, regression, residual, smoot
 from torch import nn
 
 import flatscope as fs
-from flatscope.perturbation import Ascent
-from flatscope.searching import best_apart
+from flatscope.ascents import Ascent
+from flatscope.searching import best_distinct_ascents
 from flatscope.significance import Readings, excess
 
 NETWORKS = {
@@ -88,8 +88,8 @@ def test_low_is_what_was_found_and_high_is_above_it() -> None:
 def test_ways_to_different_places_go_on_before_the_higher_of_one() -> None:
     places = torch.tensor([[1.0, 0.0], [0.999, 0.001], [0.0, 1.0], [0.0, 0.9]], dtype=torch.float64)
     found = Ascent(torch.tensor([4.0, 3.0, 2.0, 1.0]), {"w": places}, 0.0)
-    assert best_apart(found, 2).tolist() == [0, 2]
-    assert best_apart(found, 3).tolist() == [0, 2, 1]
+    assert best_distinct_ascents(found, 2).tolist() == [0, 2]
+    assert best_distinct_ascents(found, 3).tolist() == [0, 2, 1]
 
 
 def test_a_bracket_explains_a_difference_that_rounding_does_not() -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from flatscope.reports.leaderboard_page import TITLES, leaderboard_sentences
 from flatscope.reports.page import page_text
-from flatscope.training.benchmarking.leaderboard import Leaderboard, released_leaderboard
+from flatscope.training.benchmarking.leaderboard_result import Leaderboard
+from flatscope.training.benchmarking.release import released_leaderboard
 from flatscope.training.benchmarking.scores import SCORES
 
 WHOLE = "leaderboard-page.html"

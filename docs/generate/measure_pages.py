@@ -19,9 +19,10 @@ import pandas as pd
 from measure_words import cell, markdown, reading, sentence, symbols, worth
 
 import flatscope as fs
-from flatscope.formatting import options_words, with_error, written
+from flatscope.formatting import options_in_words, with_error, written
 from flatscope.registry import COSTS, NEEDS, PAPERS, SEARCHES, SYMMETRIES, Declaration, declarations, family_name
-from flatscope.training.benchmarking.leaderboard import Leaderboard, released_leaderboard
+from flatscope.training.benchmarking.leaderboard_result import Leaderboard
+from flatscope.training.benchmarking.release import released_leaderboard
 from flatscope.training.benchmarking.scores import score_number
 
 HERE = Path(__file__).parent
@@ -304,7 +305,7 @@ def _value_table(rows: pd.DataFrame) -> list[str]:
         several = f"{written(group['value'].min())} … {written(group['value'].max())} ({len(group):,} values)"
         value, error = (several, "") if len(group) > 1 else with_error(first["value"], first["stderr"])
         kind = "exact" if first["exact"] else "estimate"
-        shown.append([options_words(str(options)), str(layer or ""), value, error, kind, str(first["reason"])])
+        shown.append([options_in_words(str(options)), str(layer or ""), value, error, kind, str(first["reason"])])
     heads = ["options", "layer", "value", "± s.e.", "", "remark"]
     kept = [i for i in range(len(heads)) if any(row[i] for row in shown)]
     more = [f"… and {len(shown) - 8} more rows."] if len(shown) > 8 else []

@@ -23,7 +23,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import flatscope as fs
-from flatscope.auditing import _row
+from flatscope.auditing import _audit_row
 from flatscope.formatting import numbered, written
 from flatscope.network.watching import refuse_if_different
 from flatscope.registry import FUNCTION_SYMMETRIES, SYMMETRIES, Declaration, declarations, select
@@ -147,7 +147,7 @@ def compared(symmetry: str, entries: list[Declaration]) -> dict[str, dict[str, A
     way = PAIRS[symmetry][1] or "unit"
     found = {}
     for entry in entries:
-        row = _row(entry, way, before, [after], torch.float64, "")
+        row = _audit_row(entry, way, before, [after], torch.float64, "")
         kept = ("before", "after", "relative_change", "stderr", "verdict", "reason")
         cell = {key: None if row[key] != row[key] else row[key] for key in kept}
         found[entry.name] = cell | {"declared": symmetry in entry.invariant_under}

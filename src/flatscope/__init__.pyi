@@ -1,7 +1,7 @@
 """Public names, each with the module that has it: what type checkers read, and what is loaded when it is asked for."""
 
 from flatscope import stats as stats
-from flatscope.auditing import Audit as Audit
+from flatscope.audit_result import Audit as Audit
 from flatscope.auditing import audit as audit
 from flatscope.comparing.compare_function import compare as compare
 from flatscope.comparing.comparison import Comparison as Comparison
@@ -19,7 +19,6 @@ from flatscope.errors import InputError as InputError
 from flatscope.errors import NumericalWarning as NumericalWarning
 from flatscope.explaining import Explanation as Explanation
 from flatscope.explaining import explain as explain
-from flatscope.interpolation import Simplex as Simplex
 from flatscope.interpolation import interpolate as interpolate
 from flatscope.landscapes.landscape_function import landscape as landscape
 from flatscope.landscapes.surface import Surface as Surface
@@ -28,6 +27,7 @@ from flatscope.measuring import bounds as bounds
 from flatscope.measuring import measure as measure
 from flatscope.problem import Problem as Problem
 from flatscope.reports.page import report as report
+from flatscope.simplex import Simplex as Simplex
 from flatscope.spectra.density import SpectralDensity as SpectralDensity
 from flatscope.spectra.eigenpairs import Eigenpairs as Eigenpairs
 from flatscope.spectra.spectrum_functions import eigenpairs as eigenpairs
@@ -38,8 +38,8 @@ from flatscope.symmetries.basis_paths import BasisPaths as BasisPaths
 from flatscope.symmetries.folding import fold_batchnorm as fold_batchnorm
 from flatscope.symmetries.scaling import rescale as rescale
 from flatscope.table import Table as Table
-from flatscope.training.benchmarking.leaderboard import Leaderboard as Leaderboard
 from flatscope.training.benchmarking.leaderboard import benchmark as benchmark
+from flatscope.training.benchmarking.leaderboard_result import Leaderboard as Leaderboard
 from flatscope.training.population import train_population as train_population
 from flatscope.training.population_result import Population as Population
 from flatscope.training.populations.atlas_curves import Atlas as Atlas

@@ -63,10 +63,10 @@ class Bars:
             label_powers(ax.xaxis)
         elif len(known) and known.min() < 0 < known.max():
             ax.axvline(0, color="0.6", linewidth=0.8)
-        ax.set_yticks(range(len(self.labels)), [_short(label) for label in self.labels])
+        ax.set_yticks(range(len(self.labels)), [_shortened_label(label) for label in self.labels])
         ax.set_ylim(len(self.labels) - 0.4, -0.6)
         ax.set_xlabel(self.axis)
-        _finish(ax, legend=len(self.values) > 1)
+        _finish_axes(ax, legend=len(self.values) > 1)
 
 
 @dataclass(frozen=True)
@@ -93,12 +93,14 @@ class Curves:
     def draw(self, ax: Axes) -> None:
         """Draw into axes."""
         for n, (name, (places, values)) in enumerate(self.curves.items()):
-            ax.plot(places, values, marker=".", linewidth=1.2, color=COLOURS[n % len(COLOURS)], label=_short(name))
+            ax.plot(
+                places, values, marker=".", linewidth=1.2, color=COLOURS[n % len(COLOURS)], label=_shortened_label(name)
+            )
         for name, value in self.lines.items():
             ax.axhline(value, color="0.6", linewidth=0.8, linestyle="--", label=name)
         ax.set_xlabel(self.x)
         ax.set_ylabel(self.y)
-        _finish(ax, legend=len(self.curves) + len(self.lines) > 1)
+        _finish_axes(ax, legend=len(self.curves) + len(self.lines) > 1)
 
 
 Chart = Bars | Curves
@@ -143,21 +145,21 @@ def label_powers(axis: Axis) -> None:
     """Write the powers of ten of a logarithmic axis in letters of one size: formulas set exponents in smaller ones."""
     from matplotlib.ticker import FuncFormatter, NullFormatter
 
-    axis.set_major_formatter(FuncFormatter(lambda value, _: _power(value)))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: _power_of_ten(value)))
     axis.set_minor_formatter(NullFormatter())
 
 
-def _power(value: float) -> str:
+def _power_of_ten(value: float) -> str:
     exponent = round(math.log10(value)) if value > 0 else 0
     exact = math.isclose(value, 10.0**exponent, rel_tol=1e-9)
     return f"10{str(exponent).translate(RAISED)}" if exact else f"{value:g}"
 
 
-def _short(label: str) -> str:
+def _shortened_label(label: str) -> str:
     return label if len(label) <= LONGEST else f"{label[: LONGEST - 1]}…"
 
 
-def _finish(ax: Any, legend: bool) -> None:
+def _finish_axes(ax: Any, legend: bool) -> None:
     ax.spines[["top", "right"]].set_visible(False)
     if legend:
         ax.legend(frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2)

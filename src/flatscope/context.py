@@ -137,7 +137,7 @@ class Context:
 
     def in_double(self) -> Context:
         """The same point in float64, made once, with the present effort."""
-        twin = self.cached(_in_double)
+        twin = self.cached(_context_in_float64)
         twin.effort = self.effort
         return twin
 
@@ -194,11 +194,11 @@ class Context:
 
     def batches(self, part: str = "train", size: int | None = None) -> Iterator[Batch]:
         """One pass over the samples on the device: all of them, on every rank."""
-        return in_time(self.problem.batches(part, size), self._last)
+        return batches_in_time(self.problem.batches(part, size), self._last)
 
     def share(self, part: str = "train", size: int | None = None) -> Iterator[Batch]:
         """This rank's share of one pass, for sweeps that then add up over `problem.ranks`; all of it when alone."""
-        return in_time(self.problem.batches(part, size, shared=True), self._last)
+        return batches_in_time(self.problem.batches(part, size, shared=True), self._last)
 
     def forward(self, inputs: Inputs, params: Params | None = None, rules: Sequence[Rule] = ()) -> Tensor:
         """Outputs at this point, or at other weights; each operation of the network is handed to the rules."""
@@ -236,11 +236,11 @@ class Context:
 
     def scores(self, part: str = "train") -> Scores:
         """Loss and margin of every sample."""
-        return self.cached(_scores, part=part)
+        return self.cached(_compute_scores, part=part)
 
     def gradient(self) -> Params:
         """Gradient of the mean training loss with respect to the trainable parameters, float64."""
-        return self.cached(_gradient)
+        return self.cached(_mean_gradient)
 
     def provenance(self, begun: float) -> dict[str, Any]:
         """Provenance of a result: versions, machine, seed, data, passes and time.
@@ -256,7 +256,7 @@ class Context:
         }
 
 
-def in_time(batches: Iterator[Batch], last: float | None) -> Iterator[Batch]:
+def batches_in_time(batches: Iterator[Batch], last: float | None) -> Iterator[Batch]:
     """The batches, until the time of the call is over by so much that even a pass that was begun is given up."""
     for number, batch in enumerate(batches):
         if number and last is not None and time.monotonic() > last:
@@ -264,7 +264,7 @@ def in_time(batches: Iterator[Batch], last: float | None) -> Iterator[Batch]:
         yield batch
 
 
-def _in_double(ctx: Context) -> Context:
+def _context_in_float64(ctx: Context) -> Context:
     problem = ctx.problem.in_double()
     if problem.dtype != torch.float64:
         raise NotApplicable("a device with float64", f"{problem.device.type}, which has none")
@@ -275,7 +275,7 @@ def _in_double(ctx: Context) -> Context:
     )
 
 
-def _scores(ctx: Context, part: str) -> Scores:
+def _compute_scores(ctx: Context, part: str) -> Scores:
     losses, margins = [], []
     with torch.no_grad():
         for inputs, targets in ctx.share(part):
@@ -302,7 +302,7 @@ def sample_margins(outputs: Tensor, targets: Tensor) -> Tensor:
     return own - others
 
 
-def _gradient(ctx: Context) -> Params:
+def _mean_gradient(ctx: Context) -> Params:
     """Gradient of the mean training loss by every trainable parameter, in float64."""
     names = ctx.problem.trainable
     total = {name: torch.zeros_like(ctx.params[name], dtype=torch.float64) for name in names}
@@ -348,29 +348,29 @@ def make_effort(
         fix = "0 for exact values, 0.02 for a standard error of 2 %"
         raise InputError("a relative standard error from 0 up to 1", repr(precision), where="precision", fix=fix)
     refuse_unknown(curvature, CURVATURES, "curvature")
-    seconds = None if budget is None else seconds_of(budget)
+    seconds = None if budget is None else seconds_from_budget(budget)
     end = None if seconds is None else time.monotonic() + seconds
     return Effort(
         precision=float(precision),
         curvature=curvature,
-        memory=None if memory is None else bytes_of(memory),
+        memory=None if memory is None else bytes_from_memory(memory),
         deadline=end,
         end=end,
         last=None if seconds is None or end is None else end + OVERTIME * seconds + OVERTIME_SECONDS,
     )
 
 
-def seconds_of(budget: float | str) -> float:
+def seconds_from_budget(budget: float | str) -> float:
     """A time in seconds, from a number or from text such as "90s", "10m", "2h"."""
-    return _amount(budget, SECONDS, "budget", '"90s", "10m", "2h" or a number of seconds')
+    return _amount_with_unit(budget, SECONDS, "budget", '"90s", "10m", "2h" or a number of seconds')
 
 
-def bytes_of(memory: int | str) -> int:
+def bytes_from_memory(memory: int | str) -> int:
     """An amount of memory in bytes, from a number or from text such as "8GiB", "500MB"."""
-    return int(_amount(memory, BYTES, "memory", '"8GiB", "500MB" or a number of bytes'))
+    return int(_amount_with_unit(memory, BYTES, "memory", '"8GiB", "500MB" or a number of bytes'))
 
 
-def _amount(given: float | str, units: dict[str, int], where: str, examples: str) -> float:
+def _amount_with_unit(given: float | str, units: dict[str, int], where: str, examples: str) -> float:
     wrong = InputError(examples, repr(given), where=where)
     if isinstance(given, str):
         parts = re.fullmatch(r"(\d+\.?\d*|\.\d+)\s*([a-z]*)", given.strip().lower())

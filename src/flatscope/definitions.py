@@ -10,8 +10,8 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from flatscope.formatting import numbered, options_words, written
-from flatscope.formulas import explained
+from flatscope.formatting import numbered, options_in_words, written
+from flatscope.formulas import explained_and_unexplained_symbols
 
 FILES = ("measures/definitions.toml", "generalization_bounds/definitions.toml")
 TYPICAL_FILE = "typical_values.json"
@@ -37,7 +37,7 @@ class Definition:
 
 
 @cache
-def _sections() -> dict[str, Any]:
+def _definition_sections() -> dict[str, Any]:
     sections: dict[str, Any] = {}
     for name in FILES:
         sections |= tomllib.loads((files("flatscope") / name).read_text(encoding="utf-8"))
@@ -46,47 +46,49 @@ def _sections() -> dict[str, Any]:
 
 def shared_symbols() -> dict[str, str]:
     """Meanings of the symbols that are the same in every formula, by their LaTeX."""
-    return dict(_sections()[SHARED])
+    return dict(_definition_sections()[SHARED])
 
 
 def own_definition(name: str) -> Definition | None:
     """The definition of one of our measures or bounds; None for others."""
-    return _definition(name) if name in _sections() and name != SHARED else None
+    return _merged_definition(name) if name in _definition_sections() and name != SHARED else None
 
 
 @cache
-def _definition(name: str) -> Definition:
-    section = _sections()[name]
-    base = _definition(section["like"]) if "like" in section else None
+def _merged_definition(name: str) -> Definition:
+    section = _definition_sections()[name]
+    base = _merged_definition(section["like"]) if "like" in section else None
     said = {key: section.get(key) or (getattr(base, key) if base else "") for key in WORDS}
     symbols = {**(base.symbols if base else {}), **section.get(SHARED, {})}
     return Definition(**said, symbols=symbols)
 
 
-def defined_here(name: str) -> dict[str, Any]:
+def definition_entry(name: str) -> dict[str, Any]:
     """Entry of a measure or bound in the file, without what it takes from another."""
-    return dict(_sections()[name])
+    return dict(_definition_sections()[name])
 
 
 def defined_names() -> set[str]:
     """Names of all measures and bounds that the files define."""
-    return set(_sections()) - {SHARED}
+    return set(_definition_sections()) - {SHARED}
 
 
 def explained_symbols(formula: str, definition: Definition | None) -> list[tuple[str, str]]:
     """The symbols of a formula in its order, as LaTeX, with what they stand for."""
     own_symbols = dict(definition.symbols) if definition else {}
     known = shared_symbols() | own_symbols
-    return [(symbol, known[symbol]) for symbol in explained(formula, known, own_symbols)[0]]
+    return [(symbol, known[symbol]) for symbol in explained_and_unexplained_symbols(formula, known, own_symbols)[0]]
 
 
 def unexplained_symbols(formula: str, definition: Definition | None) -> list[str]:
     """Pieces of a formula of which nothing is said."""
-    return explained(formula, {**shared_symbols(), **(definition.symbols if definition else {})})[1]
+    return explained_and_unexplained_symbols(
+        formula, {**shared_symbols(), **(definition.symbols if definition else {})}
+    )[1]
 
 
 @cache
-def _typical() -> dict[str, Any]:
+def _typical_values_file() -> dict[str, Any]:
     content: dict[str, Any] = json.loads((files("flatscope") / TYPICAL_FILE).read_text(encoding="utf-8"))
     return content
 
@@ -98,8 +100,8 @@ def typical_values(name: str, per: str = "network") -> list[str]:
         name: of the measure or bound.
         per: what it has a value of: "network", "layer", "unit" or "sample".
     """
-    known = _typical()
-    given = {group: options_words(json.dumps(rows.get(name, {}))) for group, rows in known["options"].items()}
+    known = _typical_values_file()
+    given = {group: options_in_words(json.dumps(rows.get(name, {}))) for group, rows in known["options"].items()}
     options = {group: f"; with {words}" if words else "" for group, words in given.items()}
     lines = []
     if released := known["released"].get(name):
@@ -111,18 +113,18 @@ def typical_values(name: str, per: str = "network") -> list[str]:
             f"Fashion-MNIST to a loss of 0.01{mean}{options['released']}"
         )
     if demo := known["demo"].get(name):
-        values = " and ".join(f"{_ends(found)} ({network})" for network, found in demo.items())
+        values = " and ".join(f"{_range_in_words(found)} ({network})" for network, found in demo.items())
         lines.append(f"{values}: the two networks of `flatscope demo`, trained on digits{options['demo']}")
     return lines
 
 
 def typical_numbers(name: str) -> dict[str, float]:
     """The one value of a measure on each network of the demo; empty where it has several or none."""
-    found = _typical()["demo"].get(name, {})
+    found = _typical_values_file()["demo"].get(name, {})
     return {network: float(numbers["value"]) for network, numbers in found.items() if "value" in numbers}
 
 
-def _ends(found: Mapping[str, Any]) -> str:
+def _range_in_words(found: Mapping[str, Any]) -> str:
     if "value" in found:
         return written(float(found["value"]))
     return f"{written(float(found['low']))} … {written(float(found['high']))}"

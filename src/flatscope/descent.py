@@ -8,6 +8,7 @@ to itself and so gives the same loss for every way of rescaling a ReLU network. 
 
 from __future__ import annotations
 
+import functools
 import math
 import time
 from collections.abc import Callable
@@ -47,14 +48,14 @@ class Fall:
     decay: float = 0.0
 
 
-def descent(ctx: Context) -> Fall:
+def fall_by_gradient_step(ctx: Context) -> Fall:
     """The fall of the loss by one step down the gradient, from about ten forward passes over the training data."""
-    return ctx.cached(_descent)
+    return ctx.cached(_compute_fall)
 
 
-def _descent(ctx: Context) -> Fall:
+def _compute_fall(ctx: Context) -> Fall:
     begun = time.monotonic()
-    loss, constant = _losses(ctx)
+    loss, constant = _loss_and_constant_loss(ctx)
     if ctx.effort.end is not None and time.monotonic() + 2 * MOST_STEPS * (time.monotonic() - begun) > ctx.effort.end:
         raise NotApplicable("time for ten passes over the training data")
     scale = constant if constant > 0 else loss
@@ -65,24 +66,28 @@ def _descent(ctx: Context) -> Fall:
     gradient = ctx.gradient()
 
     def plain(step: float, along: Params) -> float:
-        return _mean_loss(ctx, _moved(ctx, along, step))
+        return _mean_loss(ctx, _weights_after_step(ctx, along, step))
 
     found = Fall(loss, constant, _largest_fall(ctx, gradient, loss, scale, plain))
     if not found.fall / scale > SETTLED:
         return found
-    strength, rest = _without_decay(ctx, gradient)
+    strength, rest = _gradient_without_weight_decay(ctx, gradient)
     if not strength > 0:
         return found
     weights = [value for value in ctx.trainable.values() if value.ndim > 1]
     size = sum(float(value.double().square().sum()) for value in weights)
 
     def decayed(step: float, along: Params) -> float:
-        moved = _moved(ctx, along, step)
+        moved = _weights_after_step(ctx, along, step)
         there = sum(float(moved[name].double().square().sum()) for name in along if moved[name].ndim > 1)
         return _mean_loss(ctx, moved) + strength / 2 * (there - size)
 
     fall = _largest_fall(ctx, rest, loss, scale, decayed)
     return Fall(loss, constant, found.fall, strength if fall / scale <= SETTLED else 0.0)
+
+
+def _loss_after_step(after: Callable[[float, Params], float], along: Params, step: float) -> float:
+    return after(step, along)
 
 
 def _largest_fall(
@@ -94,11 +99,12 @@ def _largest_fall(
     for along in (gradient, relative):
         slope = sum(float((gradient[name] * along[name]).sum()) for name in along)
         if slope > 0 and math.isfinite(slope):
-            falls.append(loss - _lowest(lambda step, along=along: after(step, along), loss, slope, scale))  # type: ignore[misc]
+            along_it = functools.partial(_loss_after_step, after, along)
+            falls.append(loss - _lowest_loss_along_direction(along_it, loss, slope, scale))
     return max(falls)
 
 
-def _lowest(after: Length, loss: float, slope: float, scale: float) -> float:
+def _lowest_loss_along_direction(after: Length, loss: float, slope: float, scale: float) -> float:
     """The lowest loss along a direction, by parabolas through the last step and the slope at the start."""
     step, lowest = FIRST_SHARE * scale / slope, loss
     for _ in range(MOST_STEPS):
@@ -115,7 +121,7 @@ def _lowest(after: Length, loss: float, slope: float, scale: float) -> float:
     return lowest
 
 
-def _moved(ctx: Context, along: Params, step: float) -> Params:
+def _weights_after_step(ctx: Context, along: Params, step: float) -> Params:
     return {**ctx.params, **{n: (ctx.params[n].double() - step * v).to(ctx.params[n].dtype) for n, v in along.items()}}
 
 
@@ -128,7 +134,7 @@ def _mean_loss(ctx: Context, params: Params) -> float:
     return float(ctx.problem.ranks.summed([total])[0]) / ctx.problem.n_train
 
 
-def _without_decay(ctx: Context, gradient: Params) -> tuple[float, Params]:
+def _gradient_without_weight_decay(ctx: Context, gradient: Params) -> tuple[float, Params]:
     """The weight decay λ of matrices that leaves least of g + λw, and what it leaves; 0 where that is most of g."""
     weights = {name: value.double() for name, value in ctx.trainable.items() if value.ndim > 1}
     size = sum(float(value.square().sum()) for value in weights.values())
@@ -140,7 +146,7 @@ def _without_decay(ctx: Context, gradient: Params) -> tuple[float, Params]:
     return strength, {n: v + strength * weights[n] if n in weights else v for n, v in gradient.items()}
 
 
-def _losses(ctx: Context) -> tuple[float, float]:
+def _loss_and_constant_loss(ctx: Context) -> tuple[float, float]:
     """The mean training loss of the network, and of the best constant outputs (NaN where there are none)."""
     problem, outputs_there = ctx.problem, None
     try:
@@ -169,7 +175,7 @@ def _best_constant(ctx: Context) -> Tensor | None:
         shape = ctx.forward(ctx.problem.example(1)).shape[1:]
     total, n = None, 0.0
     for _, targets in ctx.share():
-        summed, counted = _summed(ctx.problem.loss, targets, shape)
+        summed, counted = _sum_of_targets(ctx.problem.loss, targets, shape)
         total, n = summed if total is None else total + summed, n + counted
     if total is None:
         return None
@@ -188,7 +194,7 @@ def _are_classes(targets: Tensor, shape: torch.Size) -> bool:
     return not targets.is_floating_point() and targets.ndim == 1 and len(shape) == 1 and shape[0] > 1
 
 
-def _summed(loss: Loss, targets: Tensor, shape: torch.Size) -> tuple[Tensor, float]:
+def _sum_of_targets(loss: Loss, targets: Tensor, shape: torch.Size) -> tuple[Tensor, float]:
     """Sum of the targets in the form of one sample's outputs, and of how many it is."""
     targets = targets.detach().cpu()
     if loss.kind == "softmax":

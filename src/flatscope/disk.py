@@ -51,13 +51,13 @@ def read_file(path: str | os.PathLike[str], most: int = MOST_BYTES) -> bytes:
             raise InputError(f"a file of at most {most:,} bytes", f"{size:,}", where=os.fspath(path))
         content = file.read(size + 1)  # takes memory for as much as is asked for, also where the file is smaller
         if len(content) > size:  # it grew, or its size was not known
-            content = _read_on(file, content, most)
+            content = _read_rest_of_file(file, content, most)
     if len(content) > most:
         raise InputError(f"a file of at most {most:,} bytes", "more", where=os.fspath(path))
     return content
 
 
-def _read_on(file: BufferedReader, begun: bytes, most: int) -> bytes:
+def _read_rest_of_file(file: BufferedReader, begun: bytes, most: int) -> bytes:
     """Content of a file whose first bytes were read, up to something beyond so many bytes."""
     parts, length = [begun], len(begun)
     while length <= most and (part := file.read(CHUNK)):
@@ -110,20 +110,20 @@ def write_whole(path: str | os.PathLike[str], payload: bytes, *, with_sum: bool 
         with_sum: whether its checksum goes into a second file beside it, for a format that has no room for one. At no
             moment is there a checksum beside a file that it does not fit.
     """
-    beside = _sum_of(Path(path))
+    beside = _checksum_path(Path(path))
     if with_sum:
         with suppress(OSError):
             beside.unlink(missing_ok=True)
     with whole_file(path) as temporary:
         temporary.write_bytes(payload)
     if with_sum:
-        write_whole(beside, f"{_digest(payload)}  {Path(path).name}\n".encode())
+        write_whole(beside, f"{_payload_checksum(payload)}  {Path(path).name}\n".encode())
 
 
 def read_with_sum(path: str | os.PathLike[str]) -> bytes:
     """The content of a file, compared with the checksum beside it where there is one; ValueError where it differs."""
-    content, beside = read_file(path), _sum_of(Path(path))
-    if beside.exists() and read_file(beside, 1 << 12).split()[:1] != [_digest(content).encode()]:
+    content, beside = read_file(path), _checksum_path(Path(path))
+    if beside.exists() and read_file(beside, 1 << 12).split()[:1] != [_payload_checksum(content).encode()]:
         raise InputError(
             f"the bytes whose checksum is in {beside.name}", "others", os.fspath(path),
             f"Remove {beside.name} if you changed the file yourself",
@@ -131,23 +131,23 @@ def read_with_sum(path: str | os.PathLike[str]) -> bytes:
     return content
 
 
-def _digest(payload: bytes) -> str:
+def _payload_checksum(payload: bytes) -> str:
     return hashlib.blake2b(payload, digest_size=16).hexdigest()
 
 
-def _sum_of(path: Path) -> Path:
+def _checksum_path(path: Path) -> Path:
     return path.with_name(path.name + SUM_ENDING)
 
 
 def _remove_leftovers(target: Path) -> None:
     """Half-written files of processes that were killed; those of living ones are left alone."""
-    for path in target.parent.glob(f".{_literal(target.name)}.*.part"):
+    for path in target.parent.glob(f".{_glob_escaped(target.name)}.*.part"):
         owner = path.name.removeprefix(f".{target.name}.").split(".")[0]
         if owner.isdigit() and Path("/proc/self").exists() and not Path(f"/proc/{owner}").exists():
             path.unlink(missing_ok=True)
 
 
-def _literal(name: str) -> str:
+def _glob_escaped(name: str) -> str:
     """A name as a pattern that stands for nothing but itself."""
     return "".join(f"[{letter}]" if letter in "*?[" else letter for letter in name)
 

@@ -31,7 +31,7 @@ def training_error_doubt(error: float, most: float = MOST, was: str = "", try_ou
     return f"{TRAINING_ERROR} {100 * error:.2f} %{was}: {asked} ({try_out or 'scaling, order of axes, labels from 0'})"
 
 
-def look_at_fit(ctx: Context) -> None:
+def remark_on_fit(ctx: Context) -> None:
     """Remark where most training samples are misclassified, and where the labels seem to be off by one."""
     problem = ctx.problem
     if not problem.classification:
@@ -40,15 +40,15 @@ def look_at_fit(ctx: Context) -> None:
         error = ctx.scores().error
         if doubt := training_error_doubt(error):
             ctx.remark(doubt)
-            _look_at_labels(ctx, error)
+            _remark_on_shifted_labels(ctx, error)
     except FlatscopeError:  # outputs that are no numbers, or no time: the rows say so
         return
 
 
-def _look_at_labels(ctx: Context, error: float) -> None:
+def _remark_on_shifted_labels(ctx: Context, error: float) -> None:
     """Remark where the labels seem to be off by one."""
     for step in (1, -1) if ctx.problem.n_outputs > 2 else ():
-        if (share := _right_with(ctx, step)) > MOST:
+        if (share := _accuracy_with_shifted_classes(ctx, step)) > MOST:
             to = f"label {'−' if step < 0 else '+'} 1"
             ctx.remark(
                 f"labels off by one? The largest output is that of class {to} for {100 * share:.0f} % of the "
@@ -56,7 +56,7 @@ def _look_at_labels(ctx: Context, error: float) -> None:
             )
 
 
-def _right_with(ctx: Context, step: int) -> float:
+def _accuracy_with_shifted_classes(ctx: Context, step: int) -> float:
     """Share of the training samples whose largest output is that of the class so many after their label."""
     right, classes = 0, ctx.problem.n_outputs
     with torch.no_grad():
@@ -67,10 +67,10 @@ def _right_with(ctx: Context, step: int) -> float:
     return right / ctx.problem.n_train
 
 
-def look_at_gradient(ctx: Context) -> None:
+def remark_on_wrong_gradient(ctx: Context) -> None:
     """Remark where values are held back from the gradient, so that it is not that of the function."""
     try:
-        held = _held_back(ctx.structure.program)
+        held = _operations_without_gradient(ctx.structure.program)
         if held and _gradient_differs(ctx.in_double()):
             ctx.remark(
                 f"the gradient is not that of the function: values are held back from it ({some_of(list(held), 3)}); "
@@ -80,7 +80,7 @@ def look_at_gradient(ctx: Context) -> None:
         return
 
 
-def _held_back(program: Program) -> tuple[str, ...]:
+def _operations_without_gradient(program: Program) -> tuple[str, ...]:
     """Operations of a forward pass that hold values back: `detach`, those under `no_grad`, hooks, own functions."""
     found: dict[str, None] = {}
     for step in program.steps:
@@ -109,14 +109,14 @@ def _gradient_differs(ctx: Context) -> bool:
         }
         along = sum(float((slope * v).sum()) for slope, v in zip(slopes, direction.values(), strict=True))
         with torch.no_grad():
-            coarse, fine = (_difference(ctx, batch, direction, step) for step in STEPS)
+            coarse, fine = (_loss_difference(ctx, batch, direction, step) for step in STEPS)
         size = max(abs(along), abs(fine))
         if abs(coarse - fine) <= AGREEMENT * size + rounding:
             return abs(along - fine) > TOLERANCE * size + rounding
     return False
 
 
-def _difference(ctx: Context, batch: Batch, direction: dict[str, torch.Tensor], step: float) -> float:
+def _loss_difference(ctx: Context, batch: Batch, direction: dict[str, torch.Tensor], step: float) -> float:
     ends = (
         float(_mean_loss(ctx, batch, {name: ctx.params[name] + sign * step * v for name, v in direction.items()}))
         for sign in (1, -1)

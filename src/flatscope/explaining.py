@@ -16,14 +16,14 @@ from flatscope.errors import FlatscopeError, InputError
 from flatscope.formatting import numbered, some_of
 from flatscope.forms import plain_context
 from flatscope.isolation import own_settings
-from flatscope.measuring import plan
+from flatscope.measuring import plan_of_measures
 from flatscope.network.layers import Layer
 from flatscope.network.linearity import choice_in
 from flatscope.network.plain import made_of
 from flatscope.network.program import Program
 from flatscope.network.tracing import trace
 from flatscope.network.units import Graph, GraphLayer
-from flatscope.planning import traces_alone
+from flatscope.planning import wants_only_whole_trace
 from flatscope.problem import Problem
 from flatscope.reading import graph_of_problem
 from flatscope.registry import select
@@ -162,16 +162,16 @@ def explain(
     with own_settings(problem.generators):
         context = plain_context(given)
         chosen = {entry.name: entry for entry in select(names)}
-        alone = "hessian_trace" in chosen and traces_alone(chosen.values())
-        route, graph = trace_route(context) if alone else route_of(context), _graph(context.problem)
+        alone = "hessian_trace" in chosen and wants_only_whole_trace(chosen.values())
+        route, graph = trace_route(context) if alone else route_of(context), _graph_of_units(context.problem)
         program = context.structure.program
-        frame = pd.DataFrame(_rows(context, route, graph), columns=list(COLUMNS))
-        meta = _meta(context, graph, program)
-    meta["plan"] = f"Measuring it: {replace(plan(given, names), sweep=route.passes)}."
+        frame = pd.DataFrame(_parameter_rows(context, route, graph), columns=list(COLUMNS))
+        meta = _explanation_meta(context, graph, program)
+    meta["plan"] = f"Measuring it: {replace(plan_of_measures(given, names), sweep=route.passes)}."
     return Explanation(frame, meta)
 
 
-def _graph(problem: Problem) -> Graph:
+def _graph_of_units(problem: Problem) -> Graph:
     """The network's units, without BatchNorm where that can be folded away."""
     if has_batchnorm(problem.model):
         with suppress(FlatscopeError):  # where it cannot be, its channels stay fixed, and the walls say so
@@ -180,21 +180,23 @@ def _graph(problem: Problem) -> Graph:
     return graph_of_problem(problem)
 
 
-def _rows(context: Context, route: Route, graph: Graph) -> list[dict[str, Any]]:
+def _parameter_rows(context: Context, route: Route, graph: Graph) -> list[dict[str, Any]]:
     layers = {layer.weight: layer for layer in context.network}
     biases = {layer.bias: layer for layer in layers.values() if layer.bias is not None}
     units = {layer.weight: layer for layer in graph}
     program = context.structure.program
     normalised = {name: use.kind for use in program.layer_uses() for name in (use.weight, use.bias) if name}
-    ways = {name: way for name, way in route.ways.items() if name in _read_by_steps(program)}
+    ways = {name: way for name, way in route.ways.items() if name in _parameters_read(program)}
     shown = [name for name in context.params if name in context.problem.trainable or name in {*layers, *biases}]
     return [
-        _row(context, name, layers.get(name), biases.get(name), units, normalised.get(name, ""), ways.get(name))
+        _parameter_row(
+            context, name, layers.get(name), biases.get(name), units, normalised.get(name, ""), ways.get(name)
+        )
         for name in shown
     ]
 
 
-def _row(
+def _parameter_row(
     context: Context,
     name: str,
     weight_of: Layer | None,
@@ -210,7 +212,7 @@ def _row(
         "parameter": name,
         "shape": "×".join(map(str, context.params[name].shape)) or "1",
         "layer": layer.name if layer is not None else "",
-        "role": _role(weight_of, bias_of, kind),
+        "role": _role_of_parameter(weight_of, bias_of, kind),
         "uses": layer.uses if layer is not None else 1,
         "units": len(traced.outputs) if traced is not None else NO_UNITS,
         "rescalable": traced.n_free if traced is not None else NO_UNITS,
@@ -221,7 +223,7 @@ def _row(
     }
 
 
-def _role(weight_of: Layer | None, bias_of: Layer | None, kind: str) -> str:
+def _role_of_parameter(weight_of: Layer | None, bias_of: Layer | None, kind: str) -> str:
     names = {"conv": "a convolution", "transposed": "a transposed convolution", "lookup": "a lookup"}
     if weight_of is not None:
         return f"weight of {names.get(weight_of.kind, 'a dense layer')}"
@@ -230,21 +232,24 @@ def _role(weight_of: Layer | None, bias_of: Layer | None, kind: str) -> str:
     return "scale or shift of a BatchNorm" if kind == "batchnorm" else "a shift, a scale or another vector"
 
 
-def _meta(context: Context, graph: Graph, program: Program) -> dict[str, Any]:
+def _explanation_meta(context: Context, graph: Graph, program: Program) -> dict[str, Any]:
     network, problem = context.network, context.problem
     form = "one after the other" if network.chain else "with branches"
-    hidden = _stopped(graph) or f"all {graph.n_units} hidden units can be rescaled without changing the function"
+    hidden = (
+        _rescalable_units_in_words(graph)
+        or f"all {graph.n_units} hidden units can be rescaled without changing the function"
+    )
     return {
         "layers": f"{numbered(len(network.layers), 'layer')} {form}, {numbered(len(program.steps), 'operation')}.",
         "units": f"{hidden[0].upper()}{hidden[1:]}.",
         "not_covered": dict(network.not_covered),
         "ties": dict(graph.ties),
         "made": {name: list(parts) for name, parts in made_of(problem.model).items()},
-        "choice": _choice(problem, program),
+        "choice": _data_dependence_in_words(problem, program),
     }
 
 
-def _stopped(graph: Graph) -> str:
+def _rescalable_units_in_words(graph: Graph) -> str:
     """Number of hidden units that can be rescaled, and the first things that stop the others; empty if nothing does."""
     hidden = [layer for layer in graph if layer.hidden]
     walls = list(dict.fromkeys([wall for layer in hidden for wall in layer.walls] + [*graph.not_covered.values()]))
@@ -252,11 +257,11 @@ def _stopped(graph: Graph) -> str:
     return f"{free} of {graph.n_units} hidden units can be rescaled; stopped by {some_of(walls, 3)}" if walls else ""
 
 
-def _read_by_steps(program: Program) -> set[str]:
+def _parameters_read(program: Program) -> set[str]:
     """Names of the parameters that some recorded step reads."""
     owners = {memory: name for name, memory in program.parameters.items()}
     return {owners[slot.memory] for step in program.steps for slot in step.reads if slot.memory in owners}
 
 
-def _choice(problem: Problem, program: Program) -> str:
+def _data_dependence_in_words(problem: Problem, program: Program) -> str:
     return choice_in(program) if problem.samples_decide else ""

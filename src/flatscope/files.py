@@ -104,14 +104,14 @@ def parquet_bytes(frame: pd.DataFrame, key: bytes, head: Any) -> bytes:
 
 def from_parquet_bytes(content: bytes, key: bytes) -> tuple[pd.DataFrame, Any]:
     """Frame and head that `parquet_bytes` wrote."""
-    arrow = _arrow(content)
+    arrow = _arrow_table(content)
     text, checksum = (arrow.schema.metadata or {}).get(key), (arrow.schema.metadata or {}).get(CHECKSUM.encode())
     if text is None:
         raise ValueError(f"no {key.decode()} in its metadata")
     if checksum is not None and checksum.decode(errors="replace") != _frame_digest(arrow, text):
         raise ValueError(CHANGED)
     _refuse_other_types(arrow)
-    return _pandas(arrow), json.loads(text)
+    return _pandas_frame(arrow), json.loads(text)
 
 
 def frame_bytes(frame: pd.DataFrame) -> bytes:
@@ -121,14 +121,14 @@ def frame_bytes(frame: pd.DataFrame) -> bytes:
 
 def foreign_parquet(content: bytes) -> pd.DataFrame:
     """The frame of anybody's Parquet file; one of ours is compared with its checksum."""
-    arrow = _arrow(content)
+    arrow = _arrow_table(content)
     metadata = arrow.schema.metadata or {}
     if (checksum := metadata.get(CHECKSUM.encode())) is not None:
         heads = [text for key, text in metadata.items() if key.startswith(b"flatscope") and key != CHECKSUM.encode()]
         if checksum.decode(errors="replace") not in [_frame_digest(arrow, text) for text in heads]:
             raise ValueError(CHANGED)
     _refuse_other_types(arrow)
-    return _pandas(arrow)
+    return _pandas_frame(arrow)
 
 
 def parquet_metadata(content: bytes) -> dict[bytes, bytes]:
@@ -223,7 +223,7 @@ def without_nan(value: Any) -> Any:
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _arrow(content: bytes) -> pa.Table:
+def _arrow_table(content: bytes) -> pa.Table:
     try:
         file = pq.ParquetFile(io.BytesIO(content), page_checksum_verification=True)
         held = file.metadata
@@ -236,7 +236,7 @@ def _arrow(content: bytes) -> pa.Table:
         raise ValueError(first_line(problem)) from problem
 
 
-def _pandas(arrow: pa.Table) -> pd.DataFrame:
+def _pandas_frame(arrow: pa.Table) -> pd.DataFrame:
     try:
         frame: pd.DataFrame = arrow.to_pandas()
     except Exception as problem:  # what a file says about its own columns may be wrong in any way

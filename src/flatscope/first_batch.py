@@ -25,7 +25,7 @@ def checked_outputs(model: nn.Module, probe: Batch, try_out: Callable[[Inputs], 
         try_out: a forward pass that says what a failing one may lack.
     """
     inputs, targets = probe
-    outputs = settle(model, inputs, try_out)
+    outputs = network_safe_for_inputs(model, inputs, try_out)
     if outputs.ndim < 1 or len(outputs) != len(targets):
         raise InputError(f"one output row per sample ({len(targets)})", f"outputs {tuple(outputs.shape)}", "model")
     if not outputs.is_floating_point():
@@ -140,7 +140,7 @@ def failing_module(model: nn.Module, inputs: Inputs) -> str:
     return "model"
 
 
-def input_fix(inputs: Inputs, said: str = "") -> str:
+def advice_on_inputs(inputs: Inputs, said: str = "") -> str:
     """Advice for inputs on which a network fails: bytes, whole numbers and channels that come last are recognised.
 
     Args:
@@ -207,7 +207,7 @@ def _refuse_coupled(loss: Loss, outputs: Tensor, targets: Tensor, losses: Tensor
     raise InputError("a loss of each sample by itself", got, where, fix)
 
 
-def settle(model: nn.Module, inputs: Inputs, run: Callable[[Inputs], Tensor]) -> Tensor:
+def network_safe_for_inputs(model: nn.Module, inputs: Inputs, run: Callable[[Inputs], Tensor]) -> Tensor:
     """Let every pass of a network of ours leave its inputs, which are the user's, and its modules as they are; outputs.
 
     What modules keep is put back only where a pass does not depend on what the one before it left: a network with a
@@ -242,18 +242,18 @@ STRAIGHT = (
 )
 
 
-def log_probabilities(outputs: Tensor) -> bool:
+def are_log_probabilities(outputs: Tensor) -> bool:
     """True if the outputs of every sample are logarithms of probabilities that add up to one."""
     totals = outputs.detach().double().logsumexp(-1)
     return bool(totals.abs().max() <= 1e-3)
 
 
-def straight_remarks(loss: Loss, outputs: Tensor, targets: Tensor) -> list[str]:
+def remarks_on_linear_loss(loss: Loss, outputs: Tensor, targets: Tensor) -> list[str]:
     """A remark for a loss of a user's own whose second derivatives in the outputs are all zero on these samples.
 
     None for a likelihood of log probabilities: its curvature lies in the log-softmax that the network ends with.
     """
-    if loss.kind != "own" or (outputs.ndim > 1 and outputs.shape[-1] > 1 and log_probabilities(outputs)):
+    if loss.kind != "own" or (outputs.ndim > 1 and outputs.shape[-1] > 1 and are_log_probabilities(outputs)):
         return []
     with torch.enable_grad():
         at = outputs.detach().clone().requires_grad_()

@@ -41,10 +41,10 @@ def written(value: float, digits: int = 4) -> str:
 
 def typeset(text: str) -> str:
     """Numbers within a text as a page sets them."""
-    return re.sub(r"e([+-])0*(\d+)", _power, text).replace("-", "−")
+    return re.sub(r"e([+-])0*(\d+)", _power_of_ten, text).replace("-", "−")
 
 
-def _power(match: re.Match[str]) -> str:
+def _power_of_ten(match: re.Match[str]) -> str:
     raised = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
     return "×10" + ("⁻" if match[1] == "-" else "") + match[2].translate(raised)
 
@@ -77,18 +77,24 @@ def within(value: float, low: float, high: float, digits: int = 4) -> str:
     if not 0 < width < math.inf:
         return number(value, digits)
     if WIDE * size < width <= size / 2:
-        return f"{number(outward(low, -1, 4))} to {number(outward(high, 1, 4))}"
+        return f"{number(number_rounded_outward(low, -1, 4))} to {number(number_rounded_outward(high, 1, 4))}"
     if 2 * width <= size:
         decimals = -math.ceil(math.log10(width / 2))
         kept = decimals + math.floor(math.log10(abs(value))) + 1 if value else 1
         return number(value, min(max(kept, 1), digits))
     if low * high > 0 and size <= 10 * min(abs(low), abs(high)):
-        return f"{number(outward(low, -1, 2))} … {number(outward(high, 1, 2))}{UNRESOLVED}"
-    bound = f"> {number(outward(low, -1, 1))}" if abs(low) >= abs(high) else f"< {number(outward(high, 1, 1))}"
+        return (
+            f"{number(number_rounded_outward(low, -1, 2))} … {number(number_rounded_outward(high, 1, 2))}{UNRESOLVED}"
+        )
+    bound = (
+        f"> {number(number_rounded_outward(low, -1, 1))}"
+        if abs(low) >= abs(high)
+        else f"< {number(number_rounded_outward(high, 1, 1))}"
+    )
     return f"{bound}{UNRESOLVED}"
 
 
-def outward(value: float, side: int, digits: int) -> float:
+def number_rounded_outward(value: float, side: int, digits: int) -> float:
     """A number with so few digits, rounded away from an interval: down for side -1, up for side 1."""
     if not value:
         return 0.0
@@ -99,7 +105,7 @@ def outward(value: float, side: int, digits: int) -> float:
     return float(f"{whole * unit:.{digits}g}")
 
 
-def percent(share: float) -> str:
+def as_percent(share: float) -> str:
     """A share as per cent, for a page; n/a for NaN."""
     return "n/a" if math.isnan(share) else f"{100 * share:.2g}\u202f%"
 
@@ -129,17 +135,17 @@ def some_of(names: Sequence[str], most: int) -> str:
     return ", ".join(names[:most]) + more
 
 
-def options_words(options: str) -> str:
+def options_in_words(options: str) -> str:
     """Options, kept as JSON, as people write them: `alpha=0.1, steps=5`."""
     return printable(", ".join(f"{name}={value}" for name, value in json.loads(options or "{}").items()))
 
 
 def labelled(name: str, options: str) -> str:
     """A measure with those of its options that differ from the default: `psi_trace[rule=cyclic]`."""
-    return f"{name}[{options_words(options)}]" if options else name
+    return f"{name}[{options_in_words(options)}]" if options else name
 
 
-def time_text(seconds: float) -> str:
+def time_in_words(seconds: float) -> str:
     """A time as one says it: "4 s", "12 min", "3 h"."""
     if seconds < 1:
         return "1 s"

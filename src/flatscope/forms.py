@@ -10,7 +10,7 @@ from flatscope.registry import Declaration
 from flatscope.symmetries.folding import fold_batchnorm, has_batchnorm
 
 
-def point_of(ctx: Context, entry: Declaration) -> Context:
+def context_in_declared_form(ctx: Context, entry: Declaration) -> Context:
     """The network in the form on which the measure is defined: as given, written plainly, or without BatchNorm."""
     plainly = entry.on_folded or bool(entry.needs & {"layers", "every_layer", "chain"})
     # Of all parameters together, in whatever order: the plain network serves as well, and shares its sweeps.
@@ -23,7 +23,7 @@ def point_of(ctx: Context, entry: Declaration) -> Context:
     return ctx
 
 
-def refuse_missing(ctx: Context, entry: Declaration) -> None:
+def refuse_missing_needs(ctx: Context, entry: Declaration) -> None:
     """Refuse a measure that needs what this problem does not have."""
     problem = ctx.problem
     if "test" in entry.needs and problem.test is None:

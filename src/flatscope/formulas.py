@@ -32,7 +32,7 @@ _RELATIONS = {"=", "+", "−", "≤", "≥", "≠", "~", "⇒", "<", ">", "⊙",
 _CLINGING = {"∇", "∂", "#", "∇²"}  # to what follows
 
 
-def tokens(formula: str) -> list[str]:
+def formula_tokens(formula: str) -> list[str]:
     r"""Pieces of a formula without spaces; a norm is `\|` where it opens and `\|\cdot\|_F` where it closes.
 
     Example:
@@ -74,7 +74,9 @@ def _end_of_group(pieces: list[str], position: int) -> int:
     raise ValueError(f"a brace of {''.join(pieces)} is not closed")
 
 
-def explained(formula: str, known: Iterable[str], own: Iterable[str] = ()) -> tuple[list[str], list[str]]:
+def explained_and_unexplained_symbols(
+    formula: str, known: Iterable[str], own: Iterable[str] = ()
+) -> tuple[list[str], list[str]]:
     r"""Known symbols that a formula uses, in its order, and the pieces that none of them explains.
 
     Longer symbols come first: where `H_l` is known, `H` and `l` need not be. Those that are the formula's own are named
@@ -84,7 +86,7 @@ def explained(formula: str, known: Iterable[str], own: Iterable[str] = ()) -> tu
         >>> explained(r"\sum_l \|w^l\|_F^2 H_l", ["w^l", "H_l", r"\|\cdot\|_F"])
         (['w^l', '\\|\\cdot\\|_F', 'H_l'], ['l'])
     """
-    pieces = tokens(formula)
+    pieces = formula_tokens(formula)
     own = set(own)
     of_symbols = {symbol: _symbol_tokens(symbol) for symbol in {*known, *own}}
     first: dict[str, int] = {}
@@ -102,7 +104,7 @@ def explained(formula: str, known: Iterable[str], own: Iterable[str] = ()) -> tu
 
 
 def _symbol_tokens(symbol: str) -> list[str]:
-    return [symbol] if symbol.startswith(r"\|\cdot\|") else tokens(symbol)
+    return [symbol] if symbol.startswith(r"\|\cdot\|") else formula_tokens(symbol)
 
 
 def _has_meaning(piece: str) -> bool:
@@ -112,7 +114,7 @@ def _has_meaning(piece: str) -> bool:
     return piece.isalpha() or piece in ("#",)
 
 
-def as_text(formula: str) -> str:
+def formula_as_text(formula: str) -> str:
     r"""A formula in one line of Unicode, for a terminal.
 
     Example:
@@ -147,7 +149,7 @@ class _FormulaReader:
             while self.place < len(self.pieces) and self.pieces[self.place] in "^_'":
                 word = self._attached(word)
             words.append(word)
-        return _spaced(words)
+        return _words_with_spaces(words)
 
     def _group(self) -> str:
         """The braced group, or the one piece, that comes next."""
@@ -162,9 +164,9 @@ class _FormulaReader:
             return _Word(self._group(), "letter")
         self.place += 1
         if piece in (r"\frac", r"\tfrac"):
-            return _Word(f"{_enclosed(self._group())}/{_enclosed(self._group())}", "fraction")
+            return _Word(f"{_in_parentheses(self._group())}/{_in_parentheses(self._group())}", "fraction")
         if piece == r"\sqrt":
-            return _Word(f"√{_enclosed(self._group())}", "letter")
+            return _Word(f"√{_in_parentheses(self._group())}", "letter")
         if piece in _ACCENTS:
             inside = self._group()
             return _Word(f"mean({inside})" if len(inside) > 1 else inside + _ACCENTS[piece], "letter")
@@ -179,7 +181,7 @@ class _FormulaReader:
             self.bars[text] = not self.bars[text]
             return _Word(text, "open" if self.bars[text] else "close")
         if text.startswith("\\"):
-            text = _greek(text[1:])
+            text = _greek_letter(text[1:])
         for kind, signs in (("relation", _RELATIONS), ("clinging", _CLINGING), ("open", "([{⟨⌈"), ("close", ")]}⟩⌉")):
             if text in signs:
                 return _Word(text, kind)
@@ -198,10 +200,10 @@ class _FormulaReader:
         if limit and ((mark == "_" and len(inside) > 1) or base.text.endswith("]")):
             more = f"{base.text[:-1]}…{inside}]" if base.text.endswith("]") else f"{base.text}[{inside}]"
             return _Word(more, "name")
-        return base._replace(text=base.text + _script(inside, mark))
+        return base._replace(text=base.text + _index_or_exponent(inside, mark))
 
 
-def _script(inside: str, mark: str) -> str:
+def _index_or_exponent(inside: str, mark: str) -> str:
     """An index or an exponent: as small digits where there are such, in parentheses where it is long."""
     inside = re.sub(r"\s*([−+,/])\s*", r"\1", inside)
     table = _RAISED if mark == "^" else _LOWERED
@@ -211,7 +213,7 @@ def _script(inside: str, mark: str) -> str:
     return f"{mark}{inside}" if enclosed else f"{mark}({inside})"
 
 
-def _greek(name: str) -> str:
+def _greek_letter(name: str) -> str:
     """A Greek letter by its name; other commands by their name."""
     size = "CAPITAL" if name[:1].isupper() else "SMALL"
     try:
@@ -220,22 +222,22 @@ def _greek(name: str) -> str:
         return name
 
 
-def _enclosed(text: str) -> str:
+def _in_parentheses(text: str) -> str:
     """In parentheses where it is more than one piece."""
     one = re.fullmatch(r"\d+|[^\s/()+−·\d][^\s/()+−·]*(?:\([^()]*\))?", text)
     return text if one else f"({text})"
 
 
-def _spaced(words: list[_Word]) -> str:
+def _words_with_spaces(words: list[_Word]) -> str:
     """Words side by side, with a space wherever two would be read as one."""
     text = ""
     for before, word in itertools.pairwise([_Word("", "open"), *words]):
         of_fraction = before.text in ("log", "ln") and word.kind == "fraction"
-        text += " " * _apart(before, word) + (f"({word.text})" if of_fraction else word.text)
+        text += " " * _need_space_between(before, word) + (f"({word.text})" if of_fraction else word.text)
     return text
 
 
-def _apart(before: _Word, word: _Word) -> bool:
+def _need_space_between(before: _Word, word: _Word) -> bool:
     """True if there is a space between two words."""
     if before.kind in ("open", "clinging") or word.kind in ("close", "comma"):
         return False

@@ -39,10 +39,14 @@ def minimum_verdict(frame: pd.DataFrame, meta: Meta, *, briefly: bool = False) -
     level, words = summary.minimum if summary else ("unknown", NOT_LOOKED)
     words = summary.brief if summary and briefly else words
     if level == "unknown":
-        value = float(meta.get("gradient_norm", _value(frame, "gradient_norm")))
-        length = "" if math.isnan(value) else f"gradient norm {written(value, 3)}, which has no scale{_downward(frame)}"
+        value = float(meta.get("gradient_norm", _network_value(frame, "gradient_norm")))
+        length = (
+            ""
+            if math.isnan(value)
+            else f"gradient norm {written(value, 3)}, which has no scale{_negative_curvature_remark(frame)}"
+        )
         return level, length or words
-    return level, f"{words}{_downward(frame)}"
+    return level, f"{words}{_negative_curvature_remark(frame)}"
 
 
 def table_headline(frame: pd.DataFrame, meta: Meta) -> list[str]:
@@ -59,13 +63,22 @@ def table_headline(frame: pd.DataFrame, meta: Meta) -> list[str]:
         "unknown": "" if words == NOT_LOOKED else f"Whether this is a minimum is not known: {words}.",
     }[level]
     if STANDING in meta and NetworkSummary.from_dict(meta[STANDING]).untrained:
-        unclear = "" if steep or _downward(frame) else "; where the data cannot be learned, this may yet be a minimum"
+        unclear = (
+            ""
+            if steep or _negative_curvature_remark(frame)
+            else "; where the data cannot be learned, this may yet be a minimum"
+        )
         minimum = f"Not trained: {words}. {TRAIN_IT}{unclear}."
     cautions = [str(remark) for remark in meta.get("remarks", ()) if not str(remark).startswith("still on a")]
     rescalable = STANDING not in meta or NetworkSummary.from_dict(meta[STANDING]).rescalable
-    lines = [minimum, _sentence(cautions[0]) if cautions else "", _fit(meta), _flatness(frame, rescalable)]
+    lines = [
+        minimum,
+        _capitalised_sentence(cautions[0]) if cautions else "",
+        _fit_in_words(meta),
+        _flatness_in_words(frame, rescalable),
+    ]
     lines = [line for line in lines if line]
-    sentences = [*(lines or [_without_flatness(frame)]), *_next(frame, steep or level == "open")]
+    sentences = [*(lines or [_first_values_in_words(frame)]), *_advice_in_words(frame, steep or level == "open")]
     # What to do is never left out.
     return sentences if len(sentences) <= MOST_TOLD else [*sentences[: MOST_TOLD - 1], sentences[-1]]
 
@@ -96,7 +109,7 @@ def bounds_headline(frame: pd.DataFrame) -> list[str]:
     ]
 
 
-def _fit(meta: Meta) -> str:
+def _fit_in_words(meta: Meta) -> str:
     """Training and test error, or losses, in a sentence; empty where they are not known."""
     if STANDING not in meta:
         return ""
@@ -116,7 +129,7 @@ def _fit(meta: Meta) -> str:
     return f"{text}, test {what} {shown}{unit}{useless if overfits else ''}."
 
 
-def _flatness(frame: pd.DataFrame, rescalable: bool) -> str:
+def _flatness_in_words(frame: pd.DataFrame, rescalable: bool) -> str:
     """Measures that no rescaling changes, and those that it does, where some unit can be rescaled."""
     known, whole = declarations(), rows_of(frame, "network")
     valued = {str(row["measure"]): row for _, row in whole[whole["value"].notna()].iloc[::-1].iterrows()}
@@ -128,17 +141,17 @@ def _flatness(frame: pd.DataFrame, rescalable: bool) -> str:
     text = ""
     if not rescalable and flat:
         shown = [name for name in [*invariant, *moved] if name in flat][:MOST_NAMED]
-        values = ", ".join(f"{name} {_shown(valued[name])}" for name in shown)
+        values = ", ".join(f"{name} {_value_in_words(valued[name])}" for name in shown)
         return f"No unit of this network can be rescaled, so that no flatness number can be changed by it: {values}."
     if invariant:
-        values = ", ".join(f"{name} {_shown(valued[name])}" for name in invariant[:MOST_NAMED])
+        values = ", ".join(f"{name} {_value_in_words(valued[name])}" for name in invariant[:MOST_NAMED])
         text = f"Unchanged by rescaling: {values}."
     if moved:
         text += f" Changed by it, so not to be compared alone: {', '.join(moved[:MOST_NAMED])}."
     return text.strip()
 
 
-def _next(frame: pd.DataFrame, steep: bool) -> list[str]:
+def _advice_in_words(frame: pd.DataFrame, steep: bool) -> list[str]:
     """Advice: what one network's numbers are worth, and what to do with them."""
     known = declarations()
     if not any(name in known and known[name].falls_with_loss for name in frame["measure"].unique()):
@@ -150,11 +163,11 @@ def _next(frame: pd.DataFrame, steep: bool) -> list[str]:
     return [alone, f"Next: {next_step} (fs.compare, flatscope compare)."]
 
 
-def _without_flatness(frame: pd.DataFrame) -> str:
+def _first_values_in_words(frame: pd.DataFrame) -> str:
     """The first values of a table that has nothing about minima."""
     whole = rows_of(frame, "network").drop_duplicates("measure")
     valued = whole[whole["value"].notna()]
-    told = [f"{row['measure']} {_shown(row)}" for _, row in valued.head(MOST_NAMED).iterrows()]
+    told = [f"{row['measure']} {_value_in_words(row)}" for _, row in valued.head(MOST_NAMED).iterrows()]
     missing = frame["value"].isna().groupby(frame["measure"]).all()
     if missing.all():
         return "Nothing could be measured here: each row says why."
@@ -166,20 +179,20 @@ def _without_flatness(frame: pd.DataFrame) -> str:
     return f"{', '.join(told)}."
 
 
-def _shown(row: Any) -> str:
+def _value_in_words(row: Any) -> str:
     value, error = with_error(float(row["value"]), float(row["stderr"]))
     if float(row["stderr"]) > RESOLVED * abs(float(row["value"])):
         return f"not resolved ({value} ± {error})"
     return typeset(searched_text(row)) or (f"{value} ± {error}" if error else value)
 
 
-def _sentence(words: str) -> str:
+def _capitalised_sentence(words: str) -> str:
     return f"Caution: {words.rstrip('.')}."
 
 
-def _downward(frame: pd.DataFrame) -> str:
+def _negative_curvature_remark(frame: pd.DataFrame) -> str:
     """A remark if the loss clearly curves down along some direction: all of the interval, beyond rounding."""
-    rows, largest = _rows(frame, "hessian_min_eigenvalue"), _value(frame, "hessian_max_eigenvalue")
+    rows, largest = _rows_of_measure(frame, "hessian_min_eigenvalue"), _network_value(frame, "hessian_max_eigenvalue")
     if not len(rows):
         return ""
     row = rows.iloc[0]
@@ -190,11 +203,11 @@ def _downward(frame: pd.DataFrame) -> str:
     return f"; the loss curves down somewhere (eigenvalue {typeset(searched_text(row)) or written(value, 3)})"
 
 
-def _value(frame: pd.DataFrame, name: str) -> float:
+def _network_value(frame: pd.DataFrame, name: str) -> float:
     """The network-wide value with the options that come first; NaN where there is none."""
-    rows = _rows(frame, name)
+    rows = _rows_of_measure(frame, name)
     return float(rows["value"].iloc[0]) if len(rows) else math.nan
 
 
-def _rows(frame: pd.DataFrame, name: str) -> pd.DataFrame:
+def _rows_of_measure(frame: pd.DataFrame, name: str) -> pd.DataFrame:
     return frame[(frame["measure"] == name) & (frame["layer"] == "")]

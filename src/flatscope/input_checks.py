@@ -14,10 +14,12 @@ from torch.nn.parameter import is_lazy
 from flatscope.errors import InputError, first_line
 from flatscope.formatting import some_of
 from flatscope.leaks import MOST_HASHED, Overlap, overlap_of
-from flatscope.loss import IGNORED, Loss, TargetLook
+from flatscope.loss import IGNORED, Loss
 from flatscope.network.passes import own_passes
 from flatscope.params import Params, copied, plain_names
-from flatscope.samples import PROBED_SAMPLES, Batch, Inputs, Samples, copies, cut, input_digests, parts_of, shape_text
+from flatscope.sample_digests import input_digests
+from flatscope.samples import PROBED_SAMPLES, Batch, Inputs, Samples, copies, cut, parts_of, shape_text
+from flatscope.target_checks import TargetLook
 
 # Other weights at which outputs must still look like probabilities. Outputs of a linear layer of random weights are as
 # often negative as positive, so the chance that they pass by accident is 1 in 2^16 for two classes, less for more.
@@ -46,7 +48,7 @@ def replica(model: nn.Module) -> nn.Module:
     try:
         twins: dict[int, nn.Module] = {}
         for module in reversed(list(model.modules())):  # inner ones first
-            if (inner := _inside(module)) is not None:
+            if (inner := _module_inside_wrapper(module)) is not None:
                 twins[id(module)] = copied(inner, twins)
         twin = copied(model, twins)
     except Exception as problem:
@@ -59,7 +61,7 @@ def replica(model: nn.Module) -> nn.Module:
     return twin
 
 
-def cast(model: nn.Module, device: torch.device, dtype: torch.dtype) -> nn.Module:
+def model_on_device(model: nn.Module, device: torch.device, dtype: torch.dtype) -> nn.Module:
     """The model itself on that device and in that precision; what is complex stays so, which `Module.to` makes real."""
 
     def moved(value: Tensor) -> Tensor:
@@ -71,21 +73,23 @@ def cast(model: nn.Module, device: torch.device, dtype: torch.dtype) -> nn.Modul
     return model
 
 
-def _inside(module: nn.Module) -> nn.Module | None:
+def _module_inside_wrapper(module: nn.Module) -> nn.Module | None:
     """The module inside a wrapper that changes how it runs and not what it computes; None if this is no wrapper."""
     held = getattr(module, WRAPPERS.get(type(module).__name__, ""), None)
     return held if isinstance(held, nn.Module) else None
 
 
-def wrapper_remarks(model: nn.Module) -> tuple[str, ...]:
+def remarks_on_wrappers(model: nn.Module) -> tuple[str, ...]:
     """Which wrappers `replica` leaves out, in words."""
-    found = dict.fromkeys(type(module).__name__ for module in model.modules() if _inside(module) is not None)
+    found = dict.fromkeys(
+        type(module).__name__ for module in model.modules() if _module_inside_wrapper(module) is not None
+    )
     words = {"OptimizedModule": "torch.compile"}
     names = " and ".join(words.get(name, name) for name in found)
     return (f"measured without the wrapping by {names}: the same function, run as it is written",) if found else ()
 
 
-def frozen_remarks(model: nn.Module) -> tuple[str, ...]:
+def remarks_on_frozen_weights(model: nn.Module) -> tuple[str, ...]:
     """Remarks on weights that are held fixed because they do not require gradients."""
     frozen = [name for name, value in model.named_parameters() if value.is_floating_point() and not value.requires_grad]
     if not frozen:
@@ -130,7 +134,7 @@ class Look:
     samples: tuple[bytes, ...] = ()  # hashes of the inputs, of the first samples where not of all
 
 
-def look_through(
+def look_through_samples(
     samples: Samples, size: int, like: Look | None = None, ignored: int = IGNORED, hashed: int = PROBED_SAMPLES
 ) -> Look:
     """Read all samples once: finite, as many as were counted, and of which shapes beside that of the first.
@@ -174,13 +178,13 @@ def look_at_both(train: Samples, test: Samples | None, size: int, ignored: int) 
     Without test samples the hashes of the first training samples suffice: they tell whether all are the same.
     """
     if test is None:
-        return [look_through(train, size, ignored=ignored)], None
-    first = look_through(train, size, ignored=ignored, hashed=MOST_HASHED)
-    second = look_through(test, size, like=first, hashed=MOST_HASHED)
+        return [look_through_samples(train, size, ignored=ignored)], None
+    first = look_through_samples(train, size, ignored=ignored, hashed=MOST_HASHED)
+    second = look_through_samples(test, size, like=first, hashed=MOST_HASHED)
     return [first, second], overlap_of(first.samples, second.samples, test.n)
 
 
-def data_remarks(
+def remarks_on_data(
     loss: Loss, numbered: bool, looks: list[Look], n: int, overlap: Overlap | None = None
 ) -> tuple[str, ...]:
     """Remarks on data that are allowed and probably not meant.
@@ -306,7 +310,7 @@ def refuse_active_layers(model: nn.Module) -> None:
                 raise InputError("normalisation with running statistics", got, name, fix)
 
 
-def probability_kind(outputs: Tensor, least: int = 2) -> str:
+def kind_of_probabilities(outputs: Tensor, least: int = 2) -> str:
     """In words which probabilities these rows of at least so many outputs look like; empty where like none."""
     if outputs.ndim != 2 or outputs.shape[1] < least or not ((outputs >= 0) & (outputs <= 1)).all():
         return ""
@@ -316,7 +320,7 @@ def probability_kind(outputs: Tensor, least: int = 2) -> str:
 
 
 def always_probabilities(outputs: Tensor, forward: Callable[[Params], Tensor], params: Params, least: int = 2) -> str:
-    """As `probability_kind`, where it is so at random weights too: by the last layer's kind and not by accident.
+    """As `kind_of_probabilities`, where it is so at random weights too: by the last layer's kind and not by accident.
 
     Log-probabilities are not meant: cross-entropy of them, its derivatives and the margins are those of the logits.
 
@@ -326,7 +330,7 @@ def always_probabilities(outputs: Tensor, forward: Callable[[Params], Tensor], p
         params: the network's own weights; those that are drawn have the same root mean square.
         least: number of outputs in a row from which on they may be probabilities.
     """
-    kind = probability_kind(outputs, least)
+    kind = kind_of_probabilities(outputs, least)
     generator = torch.Generator().manual_seed(0)
     for _ in range(DRAWS if kind else 0):
         drawn = {
@@ -334,7 +338,7 @@ def always_probabilities(outputs: Tensor, forward: Callable[[Params], Tensor], p
             * value.square().mean().sqrt()
             for name, value in params.items()
         }
-        if not probability_kind(forward(drawn), least):
+        if not kind_of_probabilities(forward(drawn), least):
             return ""
     return kind
 

@@ -14,187 +14,30 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from flatscope.charts import resized
 from flatscope.context import Context, sample_margins
 from flatscope.curvature.operators import batch_size as samples_at_once
 from flatscope.errors import InputError, refuse_unknown, refuse_unless_whole
-from flatscope.files import Arrays
-from flatscope.formatting import number
 from flatscope.input_checks import replica
 from flatscope.isolation import own_settings, untouched_randomness
 from flatscope.loss import PerSample
 from flatscope.params import Params, named_parameters, norm
 from flatscope.problem import Problem
 from flatscope.progress import progress
-from flatscope.result import DrawnResult
+from flatscope.simplex import Simplex
 from flatscope.symmetries.folding import BatchNorm, fold_batchnorm, has_batchnorm
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+    pass
 
 WAYS = ("recompute", "fold")
 COMPARED = 256  # samples on which networks are compared
 SAME = 1e-4  # of the largest output; weights of the same function must differ by a hundred times that
-LOW_BARRIER = 0.05  # of the largest loss of the networks themselves
-LOST_ACCURACY = 0.01
 MOST_TOGETHER, ROOM = 32, 2**28  # mixtures that share a pass over the data, and the bytes that their weights may take
-CORNERS = ((0.0, 0.0), (1.0, 0.0), (0.5, 0.75**0.5))  # of a triangle with sides of length 1
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class Simplex(DrawnResult):
-    """Loss and accuracy over the mixtures of two or three networks.
-
-    Attributes:
-        weights: λ of every point, (p, 2) or (p, 3), float64; rows sum to 1.
-        loss: mean loss at every point, (p,), float64.
-        accuracy: fraction of samples classified right, (p,); None without class labels.
-        meta: provenance: resolution, how BatchNorm was treated, versions, seconds.
-
-    Example:
-        >>> import torch, flatscope as fs
-        >>> nets = [torch.nn.Linear(3, 2) for _ in range(2)]
-        >>> line = fs.interpolate(nets, (torch.eye(3), torch.tensor([0, 1, 0])), resolution=4)
-        >>> line.weights[:, 1].tolist()
-        [0.0, 0.25, 0.5, 0.75, 1.0]
-    """
-
-    weights: Tensor
-    loss: Tensor
-    accuracy: Tensor | None
-    meta: dict[str, Any] = field(default_factory=dict)
-
-    WORD = "interpolation"
-    COLUMNS = dict.fromkeys(("lambda1", "lambda2", "lambda3", "loss", "accuracy"), "float64")
-    NPZ_HEAD = "meta"
-    QUANTITIES = ("loss", "accuracy")
-
-    @property
-    def vertices(self) -> list[int]:
-        """Rows of the networks themselves, in their order."""
-        return [int(self.weights[:, i].argmax()) for i in range(self.weights.shape[1])]
-
-    @property
-    def positions(self) -> Tensor:
-        """Places to draw: t from 0 to 1 on a line (p, 1); barycentric in a triangle with sides of length 1, (p, 2)."""
-        if self.weights.shape[1] == 2:
-            return self.weights[:, 1:]
-        return self.weights @ torch.tensor(CORNERS, dtype=torch.float64)
-
-    @property
-    def barrier(self) -> float:
-        """The most by which the loss exceeds the mixture λ₁L₁ + λ₂L₂ + λ₃L₃ of the networks' own losses; at least 0.
-
-        NaN where a mixture has no loss: nobody knows how high the barrier is there.
-        """
-        return float((self.loss - self.weights @ self.loss[self.vertices]).clamp_min(0).max())
-
-    def to_frame(self) -> pd.DataFrame:
-        """One row per point: lambda1, lambda2 (, lambda3), loss, accuracy (NaN without class labels)."""
-        columns = {f"lambda{i + 1}": self.weights[:, i].numpy() for i in range(self.weights.shape[1])}
-        accuracy = torch.full_like(self.loss, torch.nan) if self.accuracy is None else self.accuracy
-        return pd.DataFrame({**columns, "loss": self.loss.numpy(), "accuracy": accuracy.numpy()})
-
-    def plot(
-        self, ax: Axes | None = None, *, quantity: str = "loss", heights: tuple[float, float] | None = None
-    ) -> Any:
-        """Draw a line, or filled contours in a triangle with a network at each corner; blank where nothing is finite.
-
-        Args:
-            ax: Matplotlib axes; a figure of its own without any.
-            quantity: "loss" or "accuracy".
-            heights: lowest and highest of the scale, so that two pictures can be compared.
-        """
-        from matplotlib.tri import Triangulation
-
-        if ax is None:
-            return self.figure(quantity)
-        known = np.isfinite(values := self.values_of(quantity))
-        low, high = heights or (float(values[known].min(initial=np.inf)), float(values[known].max(initial=-np.inf)))
-        places = self.positions.numpy()
-        if places.shape[1] == 1:
-            ax.set(xlabel="from the first network to the second", ylabel=quantity)
-            if high > low:
-                ax.set_ylim(low - 0.04 * (high - low), high + 0.04 * (high - low))
-            return ax.plot(places[:, 0], values, color="#0072B2")[0]
-        for place, ((x, y), side) in enumerate(zip(CORNERS, ("top", "top", "bottom"), strict=True), start=1):
-            ax.annotate(f"network {place}", (x, y), ha="center", va=side, fontsize=9)
-        ax.set_aspect("equal")
-        ax.set_axis_off()
-        triangles = Triangulation(places[:, 0], places[:, 1])
-        if (blank := ~known[triangles.triangles].all(1)).all():
-            return None
-        triangles.set_mask(blank)
-        levels = np.linspace(low, high if high > low else low + max(abs(low), 1.0) * 1e-9, 24)
-        return ax.tricontourf(triangles, values, levels=levels, cmap="viridis", extend="both")
-
-    def figure(self, quantity: str = "loss", *, width: float | None = None, font_size: float | None = None) -> Figure:
-        """A figure of its own; width in inches, size of labels in points."""
-        from matplotlib.figure import Figure
-
-        figure = Figure(figsize=(4.6, 3.6), layout="constrained")
-        drawn = self.plot(ax := figure.subplots(), quantity=quantity)
-        if self.weights.shape[1] == 3 and drawn is not None:
-            figure.colorbar(drawn, ax=ax, label=quantity, format="%.3g")
-        return resized(figure, width, font_size)
-
-    def headline_lines(self) -> list[str]:
-        """Sentences on the barrier between the networks: its height, and whether to average them."""
-        barrier, highest = self.barrier, float(self.loss[self.vertices].max())
-        remarks = [f"Caution: {remark}." for remark in self.meta.get("remarks", ())]
-        if math.isnan(barrier):
-            return [*remarks, "Some mixtures have no loss: how high the barrier is there is not known."]
-        middle = float(self.loss[self.weights.sub(1 / self.weights.shape[1]).abs().sum(1).argmin()])
-        told = f"barrier {number(barrier, 3)}, loss {number(middle, 3)} in the middle, {number(highest, 3)} at an end"
-        if self._is_low(barrier, highest):
-            worth = "Averaging is worth a try: check it on held-out data."
-            return [*remarks, f"No barrier to speak of: {told}.", worth]
-        order = "Units in another order alone make a barrier too: these need not be two minima."
-        return [*remarks, f"A barrier stands between the networks: {told}.", "Do not average them as they are.", order]
-
-    def _is_low(self, barrier: float, highest: float) -> bool:
-        """True if mixtures are as good as the networks: by the errors where there are classes, else by the loss."""
-        if self.accuracy is None:
-            return barrier <= LOW_BARRIER * highest
-        return float(self.accuracy.min()) >= float(self.accuracy[self.vertices].min()) - LOST_ACCURACY
-
-    def __repr__(self) -> str:
-        corners = ", ".join(number(float(self.loss[i])) for i in self.vertices)
-        size = f"{len(self.loss)} mixtures of {self.weights.shape[1]} networks"
-        found = f"Simplex({size}: loss {corners} at the networks, barrier {number(self.barrier)})"
-        return "\n".join([self.headline, found])
-
-    def _head(self) -> dict[str, Any]:
-        return {"classes": self.accuracy is not None, "meta": self.meta}
-
-    @classmethod
-    def _from_rows(cls, frame: pd.DataFrame, head: Any) -> Self:
-        shares = [name for name in frame if str(name).startswith("lambda")]
-        arrays = {"weights": frame[shares].to_numpy(), "loss": frame["loss"].to_numpy()}
-        if head["classes"]:
-            arrays["accuracy"] = frame["accuracy"].to_numpy()
-        return cls._from_arrays(arrays, head["meta"])
-
-    def _npz_head(self) -> dict[str, Any]:
-        return self.meta  # whether there are classes, the arrays tell
-
-    def _arrays(self) -> dict[str, Any]:
-        arrays: dict[str, Any] = {} if self.accuracy is None else {"accuracy": self.accuracy.numpy()}
-        return arrays | {"weights": self.weights.numpy(), "loss": self.loss.numpy()}
-
-    @classmethod
-    def _from_arrays(cls, arrays: Arrays, head: Any) -> Self:
-        tensors = {name: torch.tensor(arrays[name]) for name in arrays if name != cls.NPZ_HEAD}
-        return cls(tensors["weights"], tensors["loss"], tensors.get("accuracy"), head)
 
 
 @own_settings()
@@ -229,7 +72,7 @@ def interpolate(
         >>> len(simplex.loss), simplex.barrier < 1e-6  # the loss of a linear model is convex
         (15, True)
     """
-    _check(networks, resolution, batchnorm)
+    _check_interpolation_arguments(networks, resolution, batchnorm)
     begun = time.perf_counter()
     recompute = batchnorm == "recompute" and any(has_batchnorm(network) for network in networks)
     models = [replica(network).eval() for network in networks]
@@ -239,17 +82,19 @@ def interpolate(
         problem = problem.with_model(models[0])
     if batch_size is None and problem.device.type != "cpu":  # calls on few samples take longer than their products
         problem.batch_size = samples_at_once(Context(problem))
-    points = [_checked(problem, model, number) for number, model in enumerate(models, start=1)]
-    weights = _mixtures(len(points), resolution)
+    points = [_weights_that_fit(problem, model, number) for number, model in enumerate(models, start=1)]
+    weights = _mixture_weights(len(points), resolution)
     found: list[tuple[float, float]] = []
     bar = progress("Interpolating", total=len(weights))
     with untouched_randomness(problem.generators), torch.no_grad(), bar as advance:
-        for several in _together(weights.tolist(), problem.params):
-            found += _evaluated(problem, [_mixed(points, mixture) for mixture in several], recompute)
+        for several in _mixtures_at_once(weights.tolist(), problem.params):
+            found += _loss_and_accuracy_of_weights(
+                problem, [_mixed_weights(points, mixture) for mixture in several], recompute
+            )
             advance(len(several))
     values = torch.tensor(found, dtype=torch.float64)
     with torch.no_grad():
-        remarks = _copies(problem, points, models)
+        remarks = _copies_among_networks(problem, points, models)
     meta = {
         "resolution": resolution,
         "batchnorm": "recompute" if recompute else "fold" if any(map(has_batchnorm, networks)) else "none",
@@ -260,7 +105,7 @@ def interpolate(
     return Simplex(weights, values[:, 0].clone(), values[:, 1].clone() if problem.classification else None, meta)
 
 
-def _copies(problem: Problem, points: Sequence[Params], models: Sequence[nn.Module]) -> list[str]:
+def _copies_among_networks(problem: Problem, points: Sequence[Params], models: Sequence[nn.Module]) -> list[str]:
     """Which of the networks are one function written with other weights, so that a barrier is no fact about minima."""
     inputs, found = problem.example(COMPARED), []
     outputs = [problem.forward(inputs, point, dict(m.named_buffers())) for point, m in zip(points, models, strict=True)]
@@ -276,7 +121,7 @@ def _copies(problem: Problem, points: Sequence[Params], models: Sequence[nn.Modu
     return found
 
 
-def _check(networks: Sequence[nn.Module], resolution: int, batchnorm: str) -> None:
+def _check_interpolation_arguments(networks: Sequence[nn.Module], resolution: int, batchnorm: str) -> None:
     if isinstance(networks, nn.Module) or not isinstance(networks, Iterable) or len(networks) not in (2, 3):
         shown = type(networks).__name__ if not isinstance(networks, list | tuple) else f"{len(networks)}"
         raise InputError("a list of two or three networks", shown, where="interpolate")
@@ -287,7 +132,7 @@ def _check(networks: Sequence[nn.Module], resolution: int, batchnorm: str) -> No
     refuse_unknown(batchnorm, WAYS, "way to treat BatchNorm")
 
 
-def _checked(problem: Problem, model: nn.Module, number: int) -> Params:
+def _weights_that_fit(problem: Problem, model: nn.Module, number: int) -> Params:
     """The weights of one network, if they fit the first one's."""
     params = {name: value.to(problem.device, problem.dtype) for name, value in named_parameters(model).items()}
     for name in {**problem.params, **params}:
@@ -302,14 +147,14 @@ def _checked(problem: Problem, model: nn.Module, number: int) -> Params:
     return params
 
 
-def _mixtures(corners: int, resolution: int) -> Tensor:
+def _mixture_weights(corners: int, resolution: int) -> Tensor:
     """All λ whose entries are multiples of 1/resolution, made of whole numbers: the corners are exact."""
     others = itertools.product(range(resolution + 1), repeat=corners - 1)
     counts = [(resolution - sum(some), *some) for some in others if sum(some) <= resolution]
     return torch.tensor(counts, dtype=torch.float64) / resolution
 
 
-def _mixed(points: list[Params], mixture: list[float]) -> Params:
+def _mixed_weights(points: list[Params], mixture: list[float]) -> Params:
     """Σ λ_i w_i; summed in float64, so that a corner is the network itself, bit for bit."""
     return {
         name: sum(share * point[name].double() for share, point in zip(mixture, points, strict=True)).to(value.dtype)  # type: ignore[union-attr]
@@ -317,7 +162,7 @@ def _mixed(points: list[Params], mixture: list[float]) -> Params:
     }
 
 
-def _together(mixtures: list[list[float]], params: Params) -> Iterator[list[list[float]]]:
+def _mixtures_at_once(mixtures: list[list[float]], params: Params) -> Iterator[list[list[float]]]:
     """The mixtures, so many at once as there is room for: the data are read once for all of them."""
     size = sum(value.numel() * value.element_size() for value in params.values())
     count = max(1, min(MOST_TOGETHER, ROOM // max(1, size)))
@@ -325,9 +170,11 @@ def _together(mixtures: list[list[float]], params: Params) -> Iterator[list[list
         yield mixtures[start : start + count]
 
 
-def _evaluated(problem: Problem, several: Sequence[Params], recompute: bool) -> list[tuple[float, float]]:
+def _loss_and_accuracy_of_weights(
+    problem: Problem, several: Sequence[Params], recompute: bool
+) -> list[tuple[float, float]]:
     """Mean loss and accuracy at each of these weights, in one pass over the data; nothing waits for the device."""
-    buffers = _statistics(problem, several) if recompute else [dict(problem.buffers)] * len(several)
+    buffers = _batchnorm_statistics(problem, several) if recompute else [dict(problem.buffers)] * len(several)
     losses, right = torch.zeros(2, len(several), dtype=torch.float64, device=problem.device)
     for inputs, targets in problem.batches():
         for place, (params, own) in enumerate(zip(several, buffers, strict=True)):
@@ -365,7 +212,7 @@ class _Moments:
         return mean, (shares * (torch.stack(variances) + (torch.stack(means) - mean).square())).sum(0)
 
 
-def _statistics(problem: Problem, several: Sequence[Params]) -> list[Params]:
+def _batchnorm_statistics(problem: Problem, several: Sequence[Params]) -> list[Params]:
     """Buffers with the mean and variance of every BatchNorm's input over all samples, at each of these weights.
 
     BatchNorms are settled one after the other in the order in which they are used: what a later one sees depends on
@@ -373,7 +220,7 @@ def _statistics(problem: Problem, several: Sequence[Params]) -> list[Params]:
     float64; nothing depends on the batches.
     """
     buffers = [dict(problem.buffers) for _ in several]
-    for name, uses in _in_order(problem).items():
+    for name, uses in _batchnorm_uses(problem).items():
         module, moments = problem.model.get_submodule(name), [_Moments(uses) for _ in several]
         for inputs, _ in problem.batches():
             for params, own, seen in zip(several, buffers, moments, strict=True):
@@ -386,7 +233,7 @@ def _statistics(problem: Problem, several: Sequence[Params]) -> list[Params]:
     return buffers
 
 
-def _in_order(problem: Problem) -> Counter[str]:
+def _batchnorm_uses(problem: Problem) -> Counter[str]:
     """Names of the BatchNorms in the order in which a forward pass uses them, and how often it does."""
     used: list[str] = []
     norms = [(name, module) for name, module in problem.model.named_modules() if isinstance(module, BatchNorm)]

@@ -61,7 +61,7 @@ def private_randomness(seed: int, device: torch.device | None = None) -> Iterato
         yield
 
 
-def let_go(problem: BaseException) -> None:
+def release_traceback_tensors(problem: BaseException) -> None:
     """Clear the variables of the frames that an exception came through: they hold the tensors that did not fit."""
     seen: set[int] = set()
     links: list[BaseException | None] = [problem]
@@ -93,7 +93,7 @@ def own_settings(generators: Iterable[torch.Generator] = ()) -> Iterator[None]:
             if generators or not depth:  # most of its time, and products with a matrix come by the thousand
                 stack.enter_context(untouched_randomness(generators))
             stack.enter_context(torch.autograd.set_detect_anomaly(False))
-            stack.enter_context(derivatives())
+            stack.enter_context(derivatives_on())
             stack.enter_context(_without_autocast())
             stack.enter_context(_own_defaults())
             stack.enter_context(sdpa_kernel(SDPBackend.MATH))
@@ -115,7 +115,7 @@ def own_settings(generators: Iterable[torch.Generator] = ()) -> Iterator[None]:
 
 
 @contextmanager
-def derivatives() -> Iterator[None]:
+def derivatives_on() -> Iterator[None]:
     """Derivatives on and no autocast, whatever the caller has set: what training needs. Put back at the end."""
     with ExitStack() as stack:
         stack.enter_context(torch.inference_mode(False))

@@ -82,11 +82,14 @@ class SGLD(torch.optim.Optimizer):
 
     def noise_powers(self) -> list[float]:
         """γ'_t of the next step, for each group."""
-        return [_noise_power(group) for group in self.param_groups]
+        return [_noise_power_of_group(group) for group in self.param_groups]
 
     def temperatures(self) -> list[float]:
         """T = γ'_t²/(2γ(1 − β)) of the next step, for each group; infinite where γ = 0 and there is noise."""
-        return [self.temperature_of(_noise_power(group), group["lr"], group["momentum"]) for group in self.param_groups]
+        return [
+            self.temperature_of(_noise_power_of_group(group), group["lr"], group["momentum"])
+            for group in self.param_groups
+        ]
 
     @staticmethod
     def noise_of(temperature: float, lr: float, momentum: float = 0.0) -> float:
@@ -113,13 +116,13 @@ class SGLD(torch.optim.Optimizer):
                 loss = closure()
         for group in self.param_groups:
             moved = [p for p in group["params"] if p.grad is not None]
-            power = _noise_power(group)
+            power = _noise_power_of_group(group)
             for weight in moved:
                 if weight.grad.is_sparse or weight.is_complex():
                     raise InputError("dense real gradients", f"{weight.grad.layout}, {weight.dtype}", where="SGLD")
                 self._move(weight, group, power)
             if group["projection"] is not None:
-                project(moved, group["projection"])
+                project_in_place(moved, group["projection"])
             group["steps"] += 1
         return loss
 
@@ -177,7 +180,7 @@ class SGLD(torch.optim.Optimizer):
             self._restore(states)
 
 
-def project(tensors: Sequence[Tensor], projection: Projection) -> None:
+def project_in_place(tensors: Sequence[Tensor], projection: Projection) -> None:
     """Put tensors back into a set, in place: the nearest point of a ball or box, or the same point of a torus."""
     kind, *numbers = _checked_projection(projection)
     if kind == "ball":
@@ -191,16 +194,16 @@ def project(tensors: Sequence[Tensor], projection: Projection) -> None:
             tensor.clamp_(numbers[0], numbers[1])
     else:
         for tensor in tensors:
-            wrap(tensor, numbers[0], numbers[1])
+            wrap_in_place(tensor, numbers[0], numbers[1])
 
 
-def wrap(tensor: Tensor, low: float, high: float) -> Tensor:
+def wrap_in_place(tensor: Tensor, low: float, high: float) -> Tensor:
     """Each coordinate modulo high − low, in [low, high), in place."""
     tensor.sub_(low).remainder_(high - low).add_(low)
     return tensor.masked_fill_(tensor >= high, low)  # a remainder of a tiny negative number rounds up to the length
 
 
-def _noise_power(group: dict[str, Any]) -> float:
+def _noise_power_of_group(group: dict[str, Any]) -> float:
     power = group["noise"]
     if power is None:
         power = SGLD.noise_of(group["temperature"], group["lr"], group["momentum"])

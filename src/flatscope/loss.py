@@ -10,7 +10,6 @@ the data and held against what the loss can take.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -20,7 +19,6 @@ from torch import Tensor
 from torch.nn import functional
 
 from flatscope.errors import InputError, refuse_unknown
-from flatscope.samples import Inputs
 
 LARGE = 80.0  # log(1 + exp(x)) is x to the last digit from here on, where float32 still holds exp(x)
 PerSample = Callable[[Tensor, Tensor], Tensor]
@@ -74,11 +72,11 @@ class Loss:
             flat = outputs.reshape(len(outputs), -1) if self.kind == "logistic" else logits_by_position(outputs, False)
             return flat, self.masses(outputs, targets) / self.divisor
         if self.kind == "logistic":
-            return outputs.reshape(len(outputs), -1), _label_weights(outputs)
+            return outputs.reshape(len(outputs), -1), _weight_of_each_label(outputs)
         if self.kind != "softmax":
             raise InputError("a softmax or logistic loss", self.name, where="positions of a loss")
         classes_last = self.name == "next_token"
-        return logits_by_position(outputs, classes_last), _place(outputs, targets, classes_last)[1]
+        return logits_by_position(outputs, classes_last), _targets_by_position(outputs, targets, classes_last)[1]
 
     def to_outputs(self, values: Tensor, shape: torch.Size) -> Tensor:
         """Arrange values by position as outputs: (*, n, P, C) or (*, n, P) to (*, *shape), with n first in `shape`."""
@@ -132,7 +130,7 @@ def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
         raise InputError(
             f"class numbers of shape {(len(outputs), *outputs.shape[2:])} for outputs (n, classes, …), or "
             "probabilities (floats) of the outputs' shape",
-            f"outputs {tuple(outputs.shape)} and {_dtype_text(targets)} targets {tuple(targets.shape)}",
+            f"outputs {tuple(outputs.shape)} and {_dtype_in_words(targets)} targets {tuple(targets.shape)}",
             where="loss cross_entropy",
             fix=_cross_entropy_fix(outputs, targets),
         )
@@ -146,7 +144,7 @@ def next_token(outputs: Tensor, targets: Tensor) -> Tensor:
     `next_tokens` makes them from the tokens of the texts.
     """
     if outputs.ndim != 3 or targets.shape != outputs.shape[:2] or targets.is_floating_point():
-        got = f"outputs {tuple(outputs.shape)} and {_dtype_text(targets)} targets {tuple(targets.shape)}"
+        got = f"outputs {tuple(outputs.shape)} and {_dtype_in_words(targets)} targets {tuple(targets.shape)}"
         fix = "Targets are the next token at every position, -100 where there is none"
         raise InputError("outputs (n, T, vocabulary) and token numbers (n, T)", got, "loss next_token", fix)
     return _softmax_loss(outputs, targets, classes_last=True)
@@ -176,13 +174,13 @@ def binary_cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
     same = targets.shape == outputs.shape or (outputs.shape[1:] == (1,) and targets.shape == outputs.shape[:1])
     if not same:
         several = outputs.ndim == 2 and targets.ndim == 1 and not targets.is_floating_point()
-        got = f"{_dtype_text(targets)} targets {tuple(targets.shape)}"
+        got = f"{_dtype_in_words(targets)} targets {tuple(targets.shape)}"
         fix = 'For class numbers of several classes use loss="cross_entropy"' if several else "One target per logit"
         raise InputError(f"targets 0 or 1 of the outputs' shape {tuple(outputs.shape)}", got, "loss bce", fix)
     chance = targets.reshape(outputs.shape).to(outputs.dtype)
     # Both logarithms: (1 - t) z - log σ(z) would lose the digits of sure samples.
     values = -chance * functional.logsigmoid(outputs) - (1 - chance) * functional.logsigmoid(-outputs)
-    return (values.reshape(len(outputs), -1) * _label_weights(outputs)).sum(1)
+    return (values.reshape(len(outputs), -1) * _weight_of_each_label(outputs)).sum(1)
 
 
 def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -200,17 +198,17 @@ def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
 
 def _softmax_loss(outputs: Tensor, targets: Tensor, classes_last: bool) -> Tensor:
     if outputs.ndim == 2 and not targets.is_floating_point():
-        return surprise(outputs, targets)
+        return negative_log_probability(outputs, targets)
     logits = logits_by_position(outputs, classes_last)
-    placed, weights = _place(outputs, targets, classes_last)
+    placed, weights = _targets_by_position(outputs, targets, classes_last)
     if placed.is_floating_point():
         if logits.device.type != "mps":  # the derivative is a difference of two probabilities
             logits = logits.double()
         return -(torch.log_softmax(logits, 2) * placed).sum((1, 2)) / logits.shape[1]
-    return (surprise(logits, placed) * weights).sum(1)
+    return (negative_log_probability(logits, placed) * weights).sum(1)
 
 
-def surprise(logits: Tensor, classes: Tensor) -> Tensor:
+def negative_log_probability(logits: Tensor, classes: Tensor) -> Tensor:
     """−log p of a class under the softmax of its logits (…, C), as log(1 + exp(log Σ exp of the others − own)).
 
     The derivative of log p by its own logit is 1 − p, which has no digit left in float32 where a network is sure of its
@@ -228,7 +226,7 @@ def logits_by_position(outputs: Tensor, classes_last: bool) -> Tensor:
     return outputs.flatten(1, -2) if classes_last else outputs.flatten(2).mT
 
 
-def _place(outputs: Tensor, targets: Tensor, classes_last: bool) -> tuple[Tensor, Tensor]:
+def _targets_by_position(outputs: Tensor, targets: Tensor, classes_last: bool) -> tuple[Tensor, Tensor]:
     """Targets by position, (n, P) class numbers or (n, P, C) probabilities, and weights (n, P)."""
     if targets.is_floating_point():
         placed = logits_by_position(targets.to(outputs.dtype), classes_last)
@@ -239,7 +237,7 @@ def _place(outputs: Tensor, targets: Tensor, classes_last: bool) -> tuple[Tensor
     return placed.where(counted, 0), weights
 
 
-def _label_weights(outputs: Tensor) -> Tensor:
+def _weight_of_each_label(outputs: Tensor) -> Tensor:
     """1 for each label, shared by the positions of (n, labels, positions …): (n, P)."""
     flat = outputs.reshape(len(outputs), -1)
     return torch.full_like(flat, 1 / outputs[0, 0].numel() if outputs.ndim > 2 else 1.0)
@@ -255,7 +253,7 @@ def _cross_entropy_fix(outputs: Tensor, targets: Tensor) -> str:
     return "For other shapes pass your own loss function giving one value per sample"
 
 
-def _dtype_text(value: Tensor) -> str:
+def _dtype_in_words(value: Tensor) -> str:
     return str(value.dtype).removeprefix("torch.")
 
 
@@ -268,133 +266,3 @@ LOSSES = {
 }
 
 SUM_OF_ONE = 1e-3  # how far the probabilities of a sample may be from a sum of 1
-
-
-@dataclass
-class TargetLook:
-    """Properties that all targets of one set of samples have in common."""
-
-    where: str  # how messages call the set
-    ignored: int = IGNORED  # the class number of those that do not count
-    dtype: torch.dtype = torch.int64  # of the targets
-    shape: tuple[int, ...] = ()  # of one sample's targets, in the last batch
-    low: float = math.inf  # the least of those that count
-    high: float = -math.inf  # the largest of those that count
-    binary: bool = True  # whether all are 0 or 1
-    one_hot: bool = True  # whether every sample is a vector of zeros with a single 1
-    probabilities: bool = True  # whether every sample is a vector of probabilities, or along its first dimension many
-    uncounted: bool = False  # whether some sample has nothing but ignored ones, so that its loss is the mean of nothing
-
-    @property
-    def whole_numbers(self) -> bool:
-        """True if they may be class numbers by their dtype."""
-        return not self.dtype.is_floating_point and self.dtype != torch.bool
-
-    def add(self, targets: Tensor) -> None:
-        """Look at one batch."""
-        self.dtype, self.shape = targets.dtype, tuple(targets.shape[1:])
-        counted = targets[targets != self.ignored] if self.whole_numbers else targets
-        if counted.numel():
-            self.low, self.high = min(self.low, float(counted.min())), max(self.high, float(counted.max()))
-        if self.whole_numbers and counted.numel() < targets.numel():
-            self.uncounted |= bool((targets == self.ignored).reshape(len(targets), -1).all(1).any())
-        self.binary = self.binary and bool(((counted == 0) | (counted == 1)).all())
-        vectors = targets.ndim > 1 and targets.shape[1] > 1
-        sums = targets.double().sum(1) if vectors else targets
-        self.one_hot = self.one_hot and vectors and targets.ndim == 2 and self.binary and bool((sums == 1).all())
-        self.probabilities = self.probabilities and vectors and self.dtype.is_floating_point and self.low >= 0
-        self.probabilities = self.probabilities and bool(((sums - 1).abs() <= SUM_OF_ONE).all())
-
-
-def are_one_hot(loss: Loss, output_shape: torch.Size, looks: list[TargetLook]) -> bool:
-    """True if all targets are one-hot vectors, as many entries as there are outputs: class numbers in other words."""
-    shaped = all(look.shape == output_shape[1:] and look.one_hot for look in looks)
-    return loss.name in ("cross_entropy", "mse") and len(output_shape) == 2 and shaped
-
-
-def check_targets(loss: Loss, output_shape: torch.Size, look: TargetLook) -> None:
-    """Refuse what a loss of ours cannot take; what a user's own loss takes is known to the user alone."""
-    if loss.kind == "softmax":
-        _check_softmax(loss, output_shape, look)
-    elif loss.kind == "logistic" and not (look.low >= 0 and look.high <= 1):
-        got = f"targets from {look.low:g} to {look.high:g}"
-        fix = 'Labels -1 and 1 become (y + 1) / 2; for class numbers use loss="cross_entropy"'
-        raise InputError("targets 0 or 1 (or probabilities)", got, look.where, fix)
-
-
-def _check_softmax(loss: Loss, output_shape: torch.Size, look: TargetLook) -> None:
-    if len(output_shape) < 2 or (loss.name == "cross_entropy" and output_shape[1] < 2):
-        return  # the loss itself says what is wrong with such outputs
-    soft = look.dtype.is_floating_point and look.shape == tuple(output_shape[1:]) and loss.name != "next_token"
-    if soft:
-        if not look.probabilities:
-            expected = "probabilities of the classes (none negative, a sum of 1) as float targets of the outputs' shape"
-            fix = 'Labels that do not exclude each other take loss="bce", regression takes loss="mse"'
-            raise InputError(expected, f"targets from {look.low:g} to {look.high:g} with other sums", look.where, fix)
-        return
-    if not look.whole_numbers:
-        got = f"{str(look.dtype).removeprefix('torch.')} targets"
-        fix = 'Convert them with y.long(), or take loss="mse" (on the command line --loss mse) for regression'
-        raise InputError("class numbers (integers)", got, look.where, fix)
-    if look.uncounted and loss.counted is None:
-        got = f"a sample with nothing but {IGNORED}"
-        fix = "Leave such samples out: their loss would be the mean of nothing"
-        raise InputError("at least one target that counts in every sample", got, look.where, fix)
-    classes_last = loss.name == "next_token"
-    as_of_tokens = not classes_last and look.shape == output_shape[1:-1] != output_shape[2:]
-    if len(look.shape) != len(output_shape) - 2 or as_of_tokens:
-        return  # again the loss says more
-    _check_range(output_shape[-1 if classes_last else 1], look)
-
-
-def _check_range(classes: int, look: TargetLook) -> None:
-    if look.low < 0 or look.high >= classes:
-        got = f"labels from {look.low:g} to {look.high:g}"
-        fix = "Number the classes from 0, or give the model as many outputs as there are classes"
-        raise InputError(f"labels from 0 to {classes - 1} (the model has {classes} outputs)", got, look.where, fix)
-
-
-def are_unmoved(inputs: Inputs, targets: Tensor) -> bool:
-    """True if targets of "next_token" are the tokens of the text themselves, as Hugging Face has its labels.
-
-    With labels by name among named inputs they are moved by one, as its models do; others are refused.
-    """
-    # What the outputs stand behind: the encoder of a text may well read what is to be said.
-    tokens = inputs.get("decoder_input_ids", inputs.get("input_ids")) if isinstance(inputs, dict) else inputs
-    if not isinstance(tokens, Tensor) or tokens.shape != targets.shape or tokens.is_floating_point():
-        return False
-    counted, moved = targets != IGNORED, next_tokens(tokens)
-    both = counted & (moved != IGNORED)  # where one token follows itself again and again, nothing can be told
-    if not bool((tokens == targets)[counted].all()) or bool((moved == targets)[both].all()):
-        return False
-    if isinstance(inputs, dict) and "decoder_input_ids" not in inputs:
-        return True
-    fix = "Move them by one in the data function: flatscope.loss.next_tokens(labels)"
-    got = "the tokens of the inputs themselves"
-    raise InputError("the next token at every position as targets", got, "train, loss next_token", fix)
-
-
-def missing_classes(loss: Loss, outputs: Tensor, looks: list[TargetLook], one_hot: bool) -> str:
-    """Why error and margins have no meaning here; empty where every sample has one class."""
-    if loss.kind == "logistic":
-        if outputs[0].numel() > 1:
-            return "needs one class per sample; with bce on several logits, every sample has several labels"
-        return "" if all(look.binary for look in looks) else "needs targets 0 or 1; these are probabilities"
-    if loss.kind == "softmax":
-        if outputs.ndim > 2:
-            return "needs one class per sample; here every sample has many targets (pixels or tokens)"
-        if not one_hot and looks[0].dtype.is_floating_point:
-            return "needs one class per sample; the targets are probabilities"
-    numbered = one_hot or all(look.whole_numbers and look.shape == () for look in looks)
-    if outputs.ndim != 2 or outputs.shape[1] < 2 or not numbered:
-        return "needs class labels and at least two outputs"
-    return "" if one_hot else _outside_range(loss, outputs.shape[1], looks)
-
-
-def _outside_range(loss: Loss, n_outputs: int, looks: list[TargetLook]) -> str:
-    """The reason why whole numbers are no classes of these outputs; empty where they are."""
-    for look in looks if loss.kind == "squared" else ():
-        _check_range(n_outputs, look)
-    # What other integers mean (a word to ignore, a count) is known to the user's own loss alone.
-    in_range = all(look.low >= 0 and look.high < n_outputs and not look.uncounted for look in looks)
-    return "" if in_range else "needs class labels from 0 up, below the number of outputs"

@@ -10,11 +10,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-from torch import Tensor
-
 from flatscope.context import Context, Effort, make_effort
-from flatscope.doubts import look_at_fit, look_at_gradient
+from flatscope.doubts import remark_on_fit, remark_on_wrong_gradient
 from flatscope.errors import (
     FlatscopeError,
     InputError,
@@ -24,9 +21,9 @@ from flatscope.errors import (
     lack_of_memory,
     missing_derivative,
 )
-from flatscope.formatting import time_text
-from flatscope.forms import point_of, refuse_missing
-from flatscope.isolation import let_go, own_settings
+from flatscope.formatting import time_in_words
+from flatscope.forms import context_in_declared_form, refuse_missing_needs
+from flatscope.isolation import own_settings, release_traceback_tensors
 from flatscope.network_summary import STANDING
 from flatscope.planning import (
     Schedule,
@@ -36,27 +33,20 @@ from flatscope.planning import (
     make_schedule,
     shared_work,
     time_to_descend,
-    traces_alone,
+    wants_only_whole_trace,
 )
 from flatscope.problem import Problem
 from flatscope.progress import progress
 from flatscope.registry import Declaration, Result, Value, declarations, select, unknown_name
+from flatscope.result_rows import Row, rows_of_result
 from flatscope.summarising import summary_of, unknown_minimum
-from flatscope.symmetries.folding import has_batchnorm
-from flatscope.table import Table, options_text
-from flatscope.version import __version__
+from flatscope.table import Table
 
-Row = dict[str, Any]
 Names = str | Iterable[str] | None
 Options = Mapping[str, Mapping[str, Any]]
 Watch = Callable[[Declaration, list[Row]], None]
-NOT_A_NUMBER = (
-    "not a number: the network's outputs, its derivatives or their products overflow; measure it in float64, "
-    "or a network whose training did not diverge"
-)
 FAILED = "failed: "  # how the reason of a measure begins that raised an error
 INTERRUPTED = "not done: the call was interrupted"
-INFINITE = "infinite: more than a float holds, or a division by zero"
 
 
 def measure(
@@ -98,8 +88,8 @@ def measure(
         >>> fs.measure(problem, "parameter_count")["parameter_count"]
         8.0
     """
-    with _context(problem, "measure", seed, (precision, budget, memory, curvature), context) as ctx:
-        return _run(ctx, "measure", names, options or {}, {}, watch)
+    with _context_for_call(problem, "measure", seed, (precision, budget, memory, curvature), context) as ctx:
+        return _run_schedule(ctx, "measure", names, options or {}, {}, watch)
 
 
 def bounds(
@@ -140,11 +130,11 @@ def bounds(
     """
     if not 0 < delta < 1:
         raise InputError("0 < delta < 1", str(delta), where="delta")
-    with _context(problem, "bound", seed, (precision, budget, memory, curvature), context) as ctx:
-        return _run(ctx, "bound", names, options or {}, {"delta": delta}, watch)
+    with _context_for_call(problem, "bound", seed, (precision, budget, memory, curvature), context) as ctx:
+        return _run_schedule(ctx, "bound", names, options or {}, {"delta": delta}, watch)
 
 
-def plan(context: Context, names: str | Iterable[str] | None = None) -> Schedule:
+def plan_of_measures(context: Context, names: str | Iterable[str] | None = None) -> Schedule:
     """Schedule of `measure`, with expected times: a pass over a batch is timed.
 
     Args:
@@ -158,7 +148,7 @@ def plan(context: Context, names: str | Iterable[str] | None = None) -> Schedule
 
 
 @contextmanager
-def _context(
+def _context_for_call(
     problem: Problem, kind: str, seed: int, effort: tuple[Any, Any, Any, Any], context: Context | None
 ) -> Iterator[Context]:
     """The context that was given, or one for this call alone."""
@@ -180,7 +170,7 @@ def _context(
     yield context
 
 
-def _run(ctx: Context, kind: str, names: Names, options: Options, common: Row, watch: Watch | None) -> Table:
+def _run_schedule(ctx: Context, kind: str, names: Names, options: Options, common: Row, watch: Watch | None) -> Table:
     problem = ctx.problem
     chosen = select(names, kind)
     if not chosen:
@@ -198,18 +188,18 @@ def _run(ctx: Context, kind: str, names: Names, options: Options, common: Row, w
     effort = ctx.effort
     with own_settings(problem.generators):
         begun = time.perf_counter()
-        ctx.effort = replace(effort, crashes={}, trace_alone=traces_alone(chosen))
+        ctx.effort = replace(effort, crashes={}, trace_alone=wants_only_whole_trace(chosen))
         try:
             schedule = make_schedule(ctx, chosen)
             is_read = any(entry.falls_with_loss for entry in chosen)
-            for entry, rows in _steps(ctx, schedule, checked, common):
+            for entry, rows in _rows_by_measure(ctx, schedule, checked, common):
                 found[entry.name] = rows
                 if watch is not None:
                     watch(entry, rows)
                 if is_read and not summary and time_to_descend(ctx, schedule, after=entry):
-                    summary |= _summary(ctx)
+                    summary |= _network_facts(ctx)
             if is_read and not summary and (effort.end is None or time.monotonic() < effort.end):
-                summary |= _summary(ctx)
+                summary |= _network_facts(ctx)
             if is_read and (said := unknown_minimum(summary.get(STANDING, {}), is_late(ctx, schedule))):
                 ctx.remark(said)
         except KeyboardInterrupt as stop:
@@ -245,12 +235,12 @@ def _remark_on_network(ctx: Context) -> None:
     """Remark on a bad fit or a wrong gradient: one pass more is little where some of the same kind were made."""
     if any(ctx.passes.values()):
         with ctx.charged_to_nobody():
-            look_at_fit(ctx)
+            remark_on_fit(ctx)
             if any(ctx.passes[name] for name in ctx.passes if name != "forward"):
-                look_at_gradient(ctx)
+                remark_on_wrong_gradient(ctx)
 
 
-def _summary(ctx: Context) -> Row:
+def _network_facts(ctx: Context) -> Row:
     """Losses, errors, the gradient norm and the fall down the gradient, without which no flatness can be read."""
     with ctx.charged_to_nobody():
         try:
@@ -263,7 +253,9 @@ def _summary(ctx: Context) -> Row:
     return {STANDING: summary.to_dict()} | ({} if math.isnan(length) else {"gradient_norm": length})
 
 
-def _steps(ctx: Context, schedule: Schedule, options: Options, common: Row) -> Iterator[tuple[Declaration, list[Row]]]:
+def _rows_by_measure(
+    ctx: Context, schedule: Schedule, options: Options, common: Row
+) -> Iterator[tuple[Declaration, list[Row]]]:
     """The rows of one measure after the other; within a budget, if there is one."""
     whole, left, slowness = ctx.effort, schedule.units, 1.0
     spent = expected = 0.0
@@ -279,11 +271,11 @@ def _steps(ctx: Context, schedule: Schedule, options: Options, common: Row) -> I
                 if whole.deadline is not None and stops:  # its share of what is left, by cost
                     share = (whole.deadline - begun) * min(1.0, cost / max(left, 1e-9))
                     ctx.effort = replace(whole, deadline=begun + share)
-                rows = list(_rows(ctx, entry, dict(options.get(entry.name, {})), common))
+                rows = list(_rows_of_declaration(ctx, entry, dict(options.get(entry.name, {})), common))
                 ctx.effort = whole
                 paid |= shared_work(entry)
             else:
-                rows = not_done(ctx, entry, f"not begun: would take about {time_text(seconds)}", common)
+                rows = not_done(ctx, entry, f"not begun: would take about {time_in_words(seconds)}", common)
             left -= cost
             # Passes of other kinds may cost more here than they usually do.
             if begins and cost >= 1 and schedule.seconds:
@@ -295,27 +287,27 @@ def _steps(ctx: Context, schedule: Schedule, options: Options, common: Row) -> I
 
 def not_done(ctx: Context, entry: Declaration, reason: str, common: Row) -> list[Row]:
     """The row of a measure for which there was no time."""
-    return list(_laid_out(ctx, entry, _without_value(reason), {}, common, 0.0, 0.0))
+    return list(rows_of_result(ctx, entry, _value_with_reason(reason), {}, common, 0.0, 0.0))
 
 
-def _without_value(reason: str) -> Value:
+def _value_with_reason(reason: str) -> Value:
     return Value(math.nan, exact=False, reason=reason)
 
 
-def _rows(ctx: Context, entry: Declaration, given: Row, common: Row) -> Iterator[Row]:
+def _rows_of_declaration(ctx: Context, entry: Declaration, given: Row, common: Row) -> Iterator[Row]:
     begun = time.perf_counter()
     with ctx.charged() as spent:
         try:
-            point = point_of(ctx, entry)
+            point = context_in_declared_form(ctx, entry)
             point.effort = ctx.effort  # a way of writing the network that was made earlier had another deadline
-            refuse_missing(point, entry)
+            refuse_missing_needs(point, entry)
             result: Result = entry.function(point, **common, **given)
         except FlatscopeError as problem:
             # A fault, not a refusal: an option to put right, or other ranks may be waiting for this one.
             if not isinstance(problem, NotApplicable) and (given or ctx.problem.ranks.size > 1):
                 problem.where = f"{entry.name}, {problem.where}" if problem.where else entry.name
                 raise
-            result = _without_value(str(problem))
+            result = _value_with_reason(str(problem))
         except Warning:  # raised only where the user turned warnings into errors
             raise
         except Exception as problem:
@@ -325,76 +317,14 @@ def _rows(ctx: Context, entry: Declaration, given: Row, common: Row) -> Iterator
             refused = missing_derivative(problem)
             said = lack_of_memory(problem) or f"{type(problem).__name__}: {first_line(problem)}"
             reason = f"{FAILED}{said}"
-            let_go(problem)
+            release_traceback_tensors(problem)
             if refused is None:
                 warnings.warn(f"{entry.name} {reason}", RuntimeWarning, stacklevel=2)
-            result = _without_value(reason if refused is None else str(refused))
+            result = _value_with_reason(reason if refused is None else str(refused))
         except BaseException as problem:  # interrupted: nothing may be held by a traceback that somebody keeps
-            let_go(problem)
+            release_traceback_tensors(problem)
             raise
     shown = {name: value for name, value in given.items() if value != entry.options[name]}
-    yield from _laid_out(ctx, entry, result, shown, common, float(sum(spent.values())), time.perf_counter() - begun)
-
-
-def _laid_out(
-    ctx: Context, entry: Declaration, result: Result, shown: Row, common: Row, passes: float, seconds: float
-) -> Iterator[Row]:
-    """The rows of a result."""
-    fixed = {
-        "measure": entry.name,
-        "folded": entry.on_folded and has_batchnorm(ctx.problem.model),
-        "passes": passes,
-        "seconds": seconds,
-        "seed": ctx.seed,
-        "dtype": str(ctx.problem.dtype).removeprefix("torch."),
-        "version": __version__,
-    }
-    if entry.kind == "bound":
-        fixed |= {"assumptions": "; ".join(entry.assumptions), "confidence": 1 - common["delta"]}
-    for layer, value in _values(result):
-        for row in _exploded(value, entry):
-            if entry.kind == "bound":
-                row["vacuous"] = not row["value"] < 1
-            yield fixed | row | {"layer": layer, "options": options_text({**shown, **value.options})}
-
-
-def _values(result: Result) -> Iterator[tuple[str, Value]]:
-    """(layer name or "", Value) for whatever shorthand a measure returned."""
-    if isinstance(result, list):
-        yield from (("", value) for value in result)
-        return
-    for layer, value in (result if isinstance(result, dict) else {"": result}).items():
-        yield layer, value if isinstance(value, Value) else Value(value)
-
-
-def _exploded(value: Value, entry: Declaration) -> Iterator[Row]:
-    """One row, or one per unit or sample."""
-    base = {
-        "unit": None,
-        "sample": None,
-        "exact": entry.exact if value.exact is None else value.exact,
-        "reason": value.reason,
-    }
-    many = isinstance(value.value, Tensor) and value.value.ndim == 1 and entry.per in ("unit", "sample")
-    columns = {name: _as_array(getattr(value, name)) for name in ("value", "stderr", "data_stderr", "low", "high")}
-    length = len(columns["value"]) if many else 1
-    for index in range(length):
-        place = {entry.per: index} if many else {}
-        numbers = {name: float(array[index % len(array)]) for name, array in columns.items()}
-        yield _explained(base | place | numbers, entry)
-
-
-def _explained(row: Row, entry: Declaration) -> Row:
-    """No row without a number and without a reason: a network that diverged overflows in the midst of a measure."""
-    if math.isnan(row["value"]):
-        said = row["reason"] and not row["exact"] and not math.isnan(row["stderr"])  # a remark on a value is no reason
-        return row | {"exact": False, "reason": row["reason"] if said else NOT_A_NUMBER}
-    if math.isinf(row["value"]) and not row["reason"] and "infinite" not in entry.conventions:
-        return row | {"reason": INFINITE}
-    return row
-
-
-def _as_array(value: float | Tensor | None) -> np.ndarray[Any, Any]:
-    if isinstance(value, Tensor):
-        return value.detach().double().cpu().reshape(-1).numpy()
-    return np.array([math.nan if value is None else float(value)])
+    yield from rows_of_result(
+        ctx, entry, result, shown, common, float(sum(spent.values())), time.perf_counter() - begun
+    )

@@ -10,11 +10,10 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from numbers import Real
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,9 +22,9 @@ from flatscope.context import Context
 from flatscope.errors import InputError, NotApplicable
 from flatscope.loss import Loss
 from flatscope.params import Params, count, on_stacked
-from flatscope.registry import Value, measure
+from flatscope.registry import measure
 from flatscope.samples import Batch, Inputs, joined_inputs, parts_of, rows_of_inputs
-from flatscope.sampling import Draws, draw_until_precise, out_of_time, pair_means
+from flatscope.sampling import Draws, draw_until_precise, pair_means
 
 STACKED = 16
 STACK_BYTES = 256 * 2**20
@@ -53,12 +52,12 @@ def perturbed_losses(ctx: Context, perturbations: Iterable[Params]) -> Tensor:
 def blocks_of_losses(ctx: Context, perturbations: Iterable[Params]) -> Iterator[Tensor]:
     """The same, a block at a time: what is not asked for is not computed."""
     source = iter(perturbations)
-    while block := list(islice(source, _width(ctx))):
+    while block := list(islice(source, _networks_at_once(ctx))):
         stacked = {name: torch.stack([perturbation[name] for perturbation in block]) for name in block[0]}
-        yield _streamed(ctx, stacked, with_gradients=False)[0]
+        yield _losses_and_gradients_by_batch(ctx, stacked, with_gradients=False)[0]
 
 
-def with_loss(ctx: Context, loss: Loss) -> Context:
+def context_with_loss(ctx: Context, loss: Loss) -> Context:
     """The same point under another loss."""
     problem = copy.copy(ctx.problem)
     problem.__dict__.pop("_rewritten", None)  # it has the loss of before
@@ -98,7 +97,7 @@ def mirrored_rises(ctx: Context, perturbations: Iterable[Params], draws: int) ->
 
 def perturbed_gradients(ctx: Context, stacked: Params) -> tuple[Tensor, Params]:
     """Mean training loss (k,) and its gradient, stacked (k, *shape), at w + u for perturbations stacked likewise."""
-    return _streamed(ctx, stacked, with_gradients=True)
+    return _losses_and_gradients_by_batch(ctx, stacked, with_gradients=True)
 
 
 def batch_gradient(ctx: Context, batch: Batch, perturbation: Params) -> tuple[float, Params]:
@@ -121,129 +120,7 @@ def loss_and_gradient(ctx: Context, batch: Batch, at: Params, weights: Tensor | 
     return loss.detach(), dict(zip(leaves, gradients, strict=True))
 
 
-@dataclass(frozen=True)
-class Ascent:
-    """Largest losses that several ascents met, and where."""
-
-    losses: Tensor  # the largest loss on each way, (k,)
-    where: Params  # the points where they were met, stacked
-    before: float  # the largest loss of all ways before the last step
-    late: bool = False  # whether time ran out before all steps were taken
-
-    @property
-    def highest(self) -> float:
-        """The largest loss of all ways."""
-        return float(self.losses.max())
-
-    @property
-    def top(self) -> Params:
-        """The point where it was met."""
-        place = int(self.losses.argmax())
-        return {name: value[place] for name, value in self.where.items()}
-
-    def remark(self, loss: float) -> str:
-        """Remark on the last step: its share of the whole rise from `loss`."""
-        rise, ended = self.highest - loss, "; ended early, the time was up" if self.late else ""
-        if not rise > 0:
-            return f"no step led higher{ended}"
-        return f"the last step added {max(0.0, self.highest - self.before) / rise:.1g} of it{ended}"
-
-
-def found_rise(ctx: Context, found: Ascent, how: str, normalised: bool = False) -> Value:
-    """The rise from the loss at the weights themselves, which lie in the set: never negative."""
-    loss = ctx.scores().loss
-    rise = max(0.0, found.highest - loss)
-    if normalised:
-        if loss <= -1:
-            raise NotApplicable("a loss above -1, since the rise is divided by 1 + loss", f"{loss:.4g}")
-        rise /= 1 + loss
-    return Value(rise, low=rise, exact=False, reason=f"lower bound: {how}; {found.remark(loss)}")
-
-
-class Region(NamedTuple):
-    """A set of perturbations around zero in which the highest loss is looked for."""
-
-    climb: Move  # gradients -> the longest uphill move that the set allows from its centre
-    project: Move  # points -> nearest points of the set
-
-
-def ascend(
-    ctx: Context, evaluate: Evaluate, starts: Params, region: Region, sizes: Sequence[float], settled: float = 0.0
-) -> Ascent:
-    """Projected ascent from several starts at once: the largest loss on each way, and where it was met.
-
-    Stops early when no point moves any more, or the time is up.
-
-    Args:
-        ctx: has the deadline.
-        evaluate: stacked points -> losses (k,) and gradients with respect to the points.
-        starts: stacked points of the region.
-        region: what the points are kept in.
-        sizes: step sizes, in units of its longest move; 2 reaches any point of the boundary from any other.
-        settled: a step that moves no coordinate by more is none.
-    """
-    point, best, where = starts, torch.full((_stack_size(starts),), -torch.inf, dtype=torch.float64), starts
-    before = -torch.inf
-    for size in (*sizes, None):
-        losses, gradients = evaluate(point)
-        before = float(best.max())
-        better = losses > best  # never for NaN
-        best = torch.where(better, losses, best)
-        where = {name: torch.where(_expanded(better, value), value, where[name]) for name, value in point.items()}
-        if size is None:
-            break
-        if out_of_time(ctx):
-            return Ascent(best, where, before, late=True)
-        uphill = region.climb(gradients)
-        following = region.project({name: value + size * uphill[name] for name, value in point.items()})
-        if all(bool(((value - point[name]).abs() <= settled).all()) for name, value in following.items()):
-            before = float(best.max())
-            break
-        point = following
-    return Ascent(best, where, before)
-
-
-def shrinking(steps: int) -> tuple[float, ...]:
-    """Step sizes that shrink geometrically: long ones to find the region of the maximum, short ones to settle."""
-    first, last = 2.0, 0.01
-    return tuple(first * (last / first) ** (i / max(1, steps - 1)) for i in range(steps))
-
-
-def unit_directions(stacked: Params) -> Params:
-    """Every stacked point divided by its Euclidean norm over all parameters; zero stays zero."""
-    squares = torch.stack([_flat(value).square().sum(1) for value in stacked.values()])
-    norms = squares.sum(0).sqrt()
-    inverse = torch.where(norms > 0, 1 / norms, torch.zeros_like(norms))
-    return {name: value * _expanded(inverse, value) for name, value in stacked.items()}
-
-
-def within_ball(radius: float) -> Region:
-    """The ball of this radius."""
-
-    def climb(gradients: Params) -> Params:
-        return {name: radius * value for name, value in unit_directions(gradients).items()}
-
-    def project(points: Params) -> Params:
-        onto = climb(points)
-        outside = torch.stack([_flat(value).square().sum(1) for value in points.values()]).sum(0).sqrt() > radius
-        return {name: torch.where(_expanded(outside, value), onto[name], value) for name, value in points.items()}
-
-    return Region(climb, project)
-
-
-def within_box(box: Params) -> Region:
-    """The box |u_i| ≤ box_i, whose longest uphill move ends in a corner."""
-
-    def climb(gradients: Params) -> Params:
-        return {name: box[name] * value.sign() for name, value in gradients.items()}
-
-    def project(points: Params) -> Params:
-        return {name: torch.minimum(torch.maximum(u, -box[name]), box[name]) for name, u in points.items()}
-
-    return Region(climb, project)
-
-
-def joined(parts: Iterable[Params]) -> Params:
+def joined_stacks(parts: Iterable[Params]) -> Params:
     """Stacked points of several stacks as one."""
     stacks = list(parts)
     return {name: torch.cat([stack[name] for stack in stacks]) for name in stacks[0]}
@@ -268,7 +145,7 @@ def minibatches(ctx: Context, size: int, generator: torch.Generator) -> Iterator
 
 def numbered_minibatches(ctx: Context, size: int, generator: torch.Generator) -> Iterator[tuple[Batch, Tensor | None]]:
     """The same, each with the numbers of its samples; None where they come as their source gives them."""
-    kept = kept_samples(ctx)
+    kept = samples_as_one_batch(ctx)
     while True:
         if kept is None:
             yield from ((batch, None) for batch in ctx.batches(size=size))
@@ -280,7 +157,7 @@ def numbered_minibatches(ctx: Context, size: int, generator: torch.Generator) ->
             yield (rows_of_inputs(inputs, chosen), targets[chosen.to(targets.device)]), chosen
 
 
-def stackable(ctx: Context) -> bool:
+def can_stack_weights(ctx: Context) -> bool:
     """True if the network runs on stacked weights; tried on two samples and compared with running one by one."""
     inputs, targets = next(iter(ctx.batches(size=2)))
     points = {name: torch.stack([value, 1.01 * value]).requires_grad_() for name, value in ctx.trainable.items()}
@@ -290,10 +167,12 @@ def stackable(ctx: Context) -> bool:
         return losses, *torch.autograd.grad(losses.sum(), list(points.values()), materialize_grads=True)
 
     with torch.enable_grad():
-        return same_together(ctx, *(partial(losses_and_gradients, run) for run in (_together, _one_by_one)))
+        return stacked_call_agrees(
+            ctx, *(partial(losses_and_gradients, run) for run in (_losses_of_stacked_points, _losses_point_by_point))
+        )
 
 
-def same_together(
+def stacked_call_agrees(
     ctx: Context, together: Callable[[], Sequence[Tensor]], one_by_one: Callable[[], Sequence[Tensor]]
 ) -> bool:
     """True if a call on stacked networks or samples works, and gives what they give one by one."""
@@ -305,30 +184,30 @@ def same_together(
         pairs = list(zip(found, one_by_one(), strict=True))
     except (RuntimeError, TypeError, ValueError, NotImplementedError):
         return False
-    return all(agree(ctx, *pair) for pair in pairs)
+    return all(agree_to_rounding(ctx, *pair) for pair in pairs)
 
 
-def agree(ctx: Context, one: Tensor, other: Tensor) -> bool:
+def agree_to_rounding(ctx: Context, one: Tensor, other: Tensor) -> bool:
     """True if two ways to compute the same differ by no more than the rounding of the network's numbers."""
     rounding = 1e4 * torch.finfo(ctx.problem.dtype).eps
     return bool((one - other).abs().max() <= rounding * (1 + other.abs().max()))
 
 
-def _width(ctx: Context) -> int:
+def _networks_at_once(ctx: Context) -> int:
     """Perturbed networks of one pass, bounded by the memory of their weights."""
     return max(1, min(STACKED, STACK_BYTES // (8 * count(ctx.trainable.values()))))
 
 
-def _streamed(ctx: Context, stacked: Params, with_gradients: bool) -> tuple[Tensor, Params]:
-    k = _stack_size(stacked)
+def _losses_and_gradients_by_batch(ctx: Context, stacked: Params, with_gradients: bool) -> tuple[Tensor, Params]:
+    k = stack_size(stacked)
     points = {name: (ctx.params[name] + value.to(ctx.params[name])).detach() for name, value in stacked.items()}
     tensors = [point.requires_grad_(with_gradients) for point in points.values()]
     losses = torch.zeros(k, dtype=torch.float64)
     gradients = {name: torch.zeros_like(point, dtype=torch.float64) for name, point in points.items()}
     by_arithmetic = ctx.problem.device.type == "cpu" and ctx.problem.n_train > FEW_SAMPLES
-    run, size = _one_by_one, ctx.problem.batch_size
-    if k > 1 and not by_arithmetic and ctx.cached(stackable):
-        run, size = _together, min(size, max(1, TOGETHER // k))
+    run, size = _losses_point_by_point, ctx.problem.batch_size
+    if k > 1 and not by_arithmetic and ctx.cached(can_stack_weights):
+        run, size = _losses_of_stacked_points, min(size, max(1, TOGETHER // k))
     with torch.set_grad_enabled(with_gradients):
         for inputs, targets in ctx.share(size=size):
             values = run(ctx, points, inputs, targets)  # (k, n)
@@ -346,13 +225,13 @@ def _streamed(ctx: Context, stacked: Params, with_gradients: bool) -> tuple[Tens
     return losses / n, {name: value / n for name, value in zip(gradients, totals, strict=True)}
 
 
-def _one_by_one(ctx: Context, points: Params, inputs: Inputs, targets: Tensor) -> Tensor:
+def _losses_point_by_point(ctx: Context, points: Params, inputs: Inputs, targets: Tensor) -> Tensor:
     """Losses (k, n) of the samples at each stacked point."""
-    rows = [{name: value[i] for name, value in points.items()} for i in range(_stack_size(points))]
+    rows = [{name: value[i] for name, value in points.items()} for i in range(stack_size(points))]
     return torch.stack([ctx.problem.loss(ctx.forward(inputs, {**ctx.params, **row}), targets) for row in rows])
 
 
-def _together(ctx: Context, points: Params, inputs: Inputs, targets: Tensor) -> Tensor:
+def _losses_of_stacked_points(ctx: Context, points: Params, inputs: Inputs, targets: Tensor) -> Tensor:
     """The same on stacked weights; what no moved weight precedes is computed once."""
 
     def losses(*values: Tensor) -> Tensor:
@@ -363,7 +242,7 @@ def _together(ctx: Context, points: Params, inputs: Inputs, targets: Tensor) -> 
     return result
 
 
-def kept_samples(ctx: Context, part: str = "train") -> Batch | None:
+def samples_as_one_batch(ctx: Context, part: str = "train") -> Batch | None:
     """All samples as one batch, or None where they are too many or do not stack."""
     parts: list[Batch] = []
     kept = 0
@@ -381,14 +260,16 @@ def kept_samples(ctx: Context, part: str = "train") -> Batch | None:
     return joined_inputs([inputs for inputs, _ in parts]), targets
 
 
-def _stack_size(stacked: Params) -> int:
+def stack_size(stacked: Params) -> int:
+    """Number of stacked points."""
     return len(next(iter(stacked.values())))
 
 
-def _flat(value: Tensor) -> Tensor:
+def flat_rows(value: Tensor) -> Tensor:
+    """One row (k, entries) for each stacked point."""
     return value.reshape(len(value), -1)
 
 
-def _expanded(per_point: Tensor, value: Tensor) -> Tensor:
+def expanded_over_entries(per_point: Tensor, value: Tensor) -> Tensor:
     """(k,) shaped to multiply (k, *shape)."""
     return per_point.to(value.device).reshape(-1, *[1] * (value.ndim - 1))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from flatscope.context import WEIGHTS, Context, Effort
-from flatscope.formatting import time_text
+from flatscope.formatting import time_in_words
 from flatscope.limits import STANDARD
 from flatscope.registry import Declaration, declarations
 
@@ -24,13 +24,13 @@ DESCENT_PASSES, DESCENT_SHARE = 16.0, 0.75  # of looking whether this is a minim
 LEAST_SHARE = 0.1  # of its usual time without which an estimate or a search is not begun
 
 
-def expected(entry: Declaration) -> Mapping[str, float]:
+def expected_passes(entry: Declaration) -> Mapping[str, float]:
     """Usual numbers of passes of a measure, by kind."""
     declared = entry.typical or entry.passes
     return BY_COST[entry.cost] if declared is None else declared
 
 
-def units(
+def estimated_forward_passes(
     entry: Declaration,
     columns: int,
     paid: set[str] | None = None,
@@ -51,17 +51,17 @@ def units(
     swept = 1 + COLUMN * columns if sweep is None else sweep
     weights = WEIGHTS | {"sweep": swept, "column": COLUMN * columns, "gradient": 2.0, "sample": 1 / n}
     weights["output"] = COLUMN * (columns if outputs is None else outputs)
-    return sum(weights[kind] * number for kind, number in expected(entry).items() if kind not in (paid or ()))
+    return sum(weights[kind] * number for kind, number in expected_passes(entry).items() if kind not in (paid or ()))
 
 
 def shared_work(entry: Declaration) -> set[str]:
     """Shared work that a measure leaves in the cache for later ones."""
-    return set(expected(entry)) & SHARED
+    return set(expected_passes(entry)) & SHARED
 
 
-def traces_alone(chosen: Iterable[Declaration]) -> bool:
+def wants_only_whole_trace(chosen: Iterable[Declaration]) -> bool:
     """True if only the trace of the whole network takes a sweep, so that it may be found by products."""
-    return all(entry.name == "hessian_trace" for entry in chosen if "sweep" in expected(entry))
+    return all(entry.name == "hessian_trace" for entry in chosen if "sweep" in expected_passes(entry))
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class Schedule:
 
     def cost(self, entry: Declaration, paid: set[str]) -> float:
         """Estimated forward passes over the training data for a measure, where so much is paid for already."""
-        return units(entry, self.columns, paid, self.samples, self.sweep, self.outputs)
+        return estimated_forward_passes(entry, self.columns, paid, self.samples, self.sweep, self.outputs)
 
     @property
     def units(self) -> float:
@@ -94,10 +94,10 @@ class Schedule:
 
     def cheaper_matrix(self, entry: Declaration) -> str:
         """Advice where the Hessian takes longer than the sweep that gives its Gauss-Newton part."""
-        if not self.hessian or "sweep" not in expected(entry):
+        if not self.hessian or "sweep" not in expected_passes(entry):
             return ""
-        cost = units(entry, self.columns, n=self.samples)
-        about = f" would take about {time_text(cost * self.seconds)}" if self.seconds else " is cheaper"
+        cost = estimated_forward_passes(entry, self.columns, n=self.samples)
+        about = f" would take about {time_in_words(cost * self.seconds)}" if self.seconds else " is cheaper"
         return f'curvature="gauss_newton"{about}'
 
     def stops(self, entry: Declaration) -> bool:
@@ -111,7 +111,7 @@ class Schedule:
         kind = self.entries[0].kind if self.entries else "measure"
         text = f"{len(self.entries)} {kind}{'' if len(self.entries) == 1 else 's'}"
         if self.seconds is not None:
-            text += f", about {time_text(self.units * self.seconds)}"
+            text += f", about {time_in_words(self.units * self.seconds)}"
         if self.left_out:
             text += f"; {len(self.left_out)} others are not in the core set (-m standard, -m all, or by name)"
         return text
@@ -133,7 +133,11 @@ def make_schedule(
     n = ctx.problem.n_train
     if sampled := ctx.effort.precision > 0 and columns > ctx.effort.limits.usual_draws:
         columns = ctx.effort.limits.usual_draws
-    ordered = sorted(chosen, key=lambda entry: units(entry, columns, n=n, outputs=outputs)) if budget else chosen
+    ordered = (
+        sorted(chosen, key=lambda entry: estimated_forward_passes(entry, columns, n=n, outputs=outputs))
+        if budget
+        else chosen
+    )
     seconds = (ctx.cached if budget or timed else ctx.value_of)(seconds_of_a_pass)
     hessian = ctx.effort.curvature == "hessian"
     return Schedule(tuple(ordered), columns, n, sampled, seconds, tuple(left_out), hessian=hessian, outputs=outputs)
@@ -171,7 +175,7 @@ def time_to_descend(ctx: Context, schedule: Schedule, after: Declaration) -> boo
     if deadline is None or seconds is None:
         return False
     coming = schedule.entries[schedule.entries.index(after) + 1 :][:1]
-    if any("sweep" not in expected(entry) and schedule.cost(entry, set()) <= DESCENT_PASSES for entry in coming):
+    if any("sweep" not in expected_passes(entry) and schedule.cost(entry, set()) <= DESCENT_PASSES for entry in coming):
         return False
     enough = DESCENT_PASSES * seconds <= DESCENT_SHARE * (deadline - time.monotonic())
     return not ctx.problem.ranks.anywhere(not enough)
@@ -192,7 +196,7 @@ def advise_matrix(ctx: Context, seconds: Mapping[str, float], kind: str) -> None
         kind: "measure" or "bound".
     """
     known = declarations(kind)
-    took = sum(spent for name, spent in seconds.items() if "sweep" in expected(known[name]))
+    took = sum(spent for name, spent in seconds.items() if "sweep" in expected_passes(known[name]))
     if ctx.effort.curvature != "hessian" or took < SLOW_SECONDS or ctx.problem.ranks.size > 1:
         return
     with ctx.charged_to_nobody():
@@ -201,6 +205,6 @@ def advise_matrix(ctx: Context, seconds: Mapping[str, float], kind: str) -> None
         cheaper = ctx.cached(seconds_of_a_pass) * (1 + COLUMN * min(columns, drawn))
     if took > SLOWER * cheaper:
         ctx.remark(
-            f"the Hessian took {time_text(took)}; its Gauss-Newton part would take about {time_text(cheaper)} "
+            f"the Hessian took {time_in_words(took)}; its Gauss-Newton part would take about {time_in_words(cheaper)} "
             '(curvature="gauss_newton", --curvature gauss_newton): the matrix that most papers on large models mean'
         )

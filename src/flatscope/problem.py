@@ -18,60 +18,49 @@ from torch import Tensor, nn
 from flatscope.errors import InputError, first_line, refuse_unless_whole
 from flatscope.first_batch import (
     SteadyOutputs,
+    advice_on_inputs,
     checked_outputs,
     failing_module,
-    input_fix,
     refuse_failing_loss,
     refuse_hidden_uses,
-    straight_remarks,
+    remarks_on_linear_loss,
 )
 from flatscope.input_checks import (
-    cast,
-    data_remarks,
     doubts_of_outputs,
     first_weights,
-    frozen_remarks,
     initial_weights,
     look_at_both,
     model_fix,
+    model_on_device,
     refuse_active_layers,
     refuse_missing_values,
     refuse_shapes_that_fail,
+    remarks_on_data,
+    remarks_on_frozen_weights,
+    remarks_on_wrappers,
     replica,
     usable_device,
     usable_dtype,
-    wrapper_remarks,
 )
 from flatscope.isolation import coarse_products, own_settings, running_model, untouched_randomness
-from flatscope.loss import (
-    Loss,
-    PerSample,
-    TargetLook,
-    are_one_hot,
-    are_unmoved,
-    check_targets,
-    in_double_where_possible,
-    missing_classes,
-    next_tokens,
-)
+from flatscope.loss import Loss, PerSample, in_double_where_possible, next_tokens
 from flatscope.network.facts import KnownFacts
 from flatscope.network.first_passes import read_first_passes
 from flatscope.network.plain import is_rewritten, mark_not_covered, not_covered, plain
 from flatscope.network.program import Program, Structure, record, record_structure
 from flatscope.network.watching import Rule, refuse_if_different, replay
 from flatscope.params import Params, called_with, named_parameters, non_finite_name, tied_names, trainable_names
-from flatscope.samples import (
-    Batch,
-    Inputs,
-    Samples,
-    as_samples,
-    moved,
-    output_tensor,
-    parts_of,
-    shape_text,
-)
+from flatscope.sample_sources import as_samples
+from flatscope.samples import Batch, Inputs, Samples, moved, output_tensor, parts_of, shape_text
 from flatscope.sharing import agreeing_ranks
-from flatscope.torch_losses import fitted, read_loss, reading_remarks
+from flatscope.target_checks import (
+    TargetLook,
+    are_one_hot,
+    check_targets,
+    reason_without_classes,
+    targets_are_unshifted_tokens,
+)
+from flatscope.torch_losses import loss_with_normaliser, read_loss, reading_remarks
 from flatscope.version import __version__
 
 DEFAULT_BATCH = 256
@@ -158,7 +147,7 @@ class Problem:
             self.n_outputs = int(outputs[0].numel())
             self.first_output = outputs[:1].clone()  # of the first training sample
             self._read_targets(outputs, [look.targets for look in looks])
-            self.loss = fitted(self.loss, self.batches(), self.n_outputs)
+            self.loss = loss_with_normaliser(self.loss, self.batches(), self.n_outputs)
             refuse_failing_loss(self.loss, outputs, self._probe("train")[1], "train")
             if self.test is not None:
                 held_out, labels = self._probe("test")
@@ -166,14 +155,14 @@ class Problem:
             self.loss = in_double_where_possible(self.loss, outputs, self._probe("train")[1])
             doubts = doubts_of_outputs(self.loss, self._probe("train"), outputs, self.forward, self.params)
             numbered = self.classification and not self._one_hot
-            strange = [*data_remarks(self.loss, numbered, looks, self.n_train, self.overlap)]
-            strange += straight_remarks(self.loss, outputs, self._probe("train")[1])
+            strange = [*remarks_on_data(self.loss, numbered, looks, self.n_train, self.overlap)]
+            strange += remarks_on_linear_loss(self.loss, outputs, self._probe("train")[1])
             parts = [self.train] if self.test is None else [self.train, self.test]
             self.ranks = agreeing_ranks(shard, parts, [*self.params.values(), *self.buffers.values()])
         self.initial = None if initial is None else initial_weights(initial, self.params)
         read = [*reading_remarks(self.loss, outputs), *([MOVED] if self._unmoved else [])]
         # Kept with every table.
-        self.remarks = (*doubts, *strange, *read, *wrapper_remarks(model), *frozen_remarks(self.model))
+        self.remarks = (*doubts, *strange, *read, *remarks_on_wrappers(model), *remarks_on_frozen_weights(self.model))
         for doubt in doubts:
             warnings.warn(doubt, UserWarning, stacklevel=3)
 
@@ -182,12 +171,12 @@ class Problem:
         self._one_hot = are_one_hot(self.loss, outputs.shape, targets)
         for look in targets if not self._one_hot else ():
             check_targets(self.loss, outputs.shape, look)
-        self.no_classes = missing_classes(self.loss, outputs, targets, self._one_hot)
+        self.no_classes = reason_without_classes(self.loss, outputs, targets, self._one_hot)
         self._one_logit = self.loss.kind == "logistic" and not self.no_classes
-        self._unmoved = self.loss.name == "next_token" and are_unmoved(*self._probe("train"))
+        self._unmoved = self.loss.name == "next_token" and targets_are_unshifted_tokens(*self._probe("train"))
 
     def _take(self, model: nn.Module) -> None:
-        self.model = cast(replica(model), self.device, self.dtype)
+        self.model = model_on_device(replica(model), self.device, self.dtype)
         self.trainable = trainable_names(self.model)
         self.params: Params = named_parameters(self.model)
         self.buffers: Params = {name: value.detach().clone() for name, value in self.model.named_buffers()}
@@ -392,5 +381,5 @@ class Problem:
             raise
         except Exception as problem:
             got = f"a batch {shape_text(inputs)} on which it fails ({first_line(problem)})"
-            where, fix = f"{part}, {failing_module(self.model, inputs)}", input_fix(inputs, first_line(problem))
+            where, fix = f"{part}, {failing_module(self.model, inputs)}", advice_on_inputs(inputs, first_line(problem))
             raise InputError("inputs that the model accepts", got, where, fix) from problem

@@ -21,7 +21,7 @@ from rich.progress import Task as BarTask
 from rich.progress_bar import ProgressBar
 from rich.text import Text
 
-from flatscope.formatting import printable, time_text
+from flatscope.formatting import printable, time_in_words
 
 DELAY_SECONDS = 2.0
 LINE_SECONDS = 10.0
@@ -111,7 +111,7 @@ class Work:
         """The line that is said where there is no terminal."""
         share, left = self.share(now), self.left(now)
         part = f" {share:.0%}" if share is not None else ""
-        time_left = f", about {time_text(left)} left" if left is not None else ""
+        time_left = f", about {time_in_words(left)} left" if left is not None else ""
         what = ", ".join(filter(None, [self.note, self.inner]))
         return f"{part} after {now - self.begun:.0f} s{time_left}{f': {what}' if what else ''}"
 
@@ -216,7 +216,7 @@ class _Left(ProgressColumn):
         del task
         now = time.monotonic()
         left = self._state.left(now)
-        rest = f"{time_text(left)} left" if left is not None else f"after {time_text(now - self._state.begun)}"
+        rest = f"{time_in_words(left)} left" if left is not None else f"after {time_in_words(now - self._state.begun)}"
         return Text(", ".join(filter(None, [rest, self._state.inner])))
 
 

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
 from flatscope.errors import InputError
-from flatscope.isolation import callers_defaults, untouched_randomness
+from flatscope.isolation import callers_defaults
 
 Inputs = Tensor | tuple[Tensor, ...] | dict[str, Tensor]
 Batch = tuple[Inputs, Tensor]
@@ -152,90 +149,6 @@ def shape_text(inputs: Inputs) -> str:
     return ", ".join(str(tuple(value.shape)) for value in parts_of(inputs))
 
 
-def as_samples(source: Any, where: str) -> Samples:
-    """Samples from (x, y) tensors, arrays or lists, a `Dataset`, a `DataLoader`, batches or a list of samples."""
-    if isinstance(source, Samples):
-        return source
-    source = _without_lists(source, where)
-    if isinstance(source, tuple | list) and len(source) == 2 and _is_one_batch(source[0], source[1]):
-        x, y = source
-        batch = split_batch((x, torch.tensor(y) if _numbers(y) else y), where)
-        return Samples(lambda: [batch], where=where)
-    if isinstance(source, Mapping):
-        return Samples(lambda: [source], where=where)
-    if isinstance(source, Dataset) or _is_map_style(source):
-        source = DataLoader(source, batch_size=READ_SIZE)
-    if isinstance(source, DataLoader):
-        return _from_loader(source, where)
-    if isinstance(source, Iterator):
-        raise _used_up(type(source).__name__, where)
-    if isinstance(source, Iterable) and not isinstance(source, str | Tensor | np.ndarray):
-        samples = Samples(lambda: source, where=where)
-        _refuse_if_changing(samples)
-        return samples
-    fix = "Pass the inputs and their targets together: (x, y)"
-    if isinstance(source, str | Path):
-        fix = "Read the file first, as numpy.load does; on the command line name it with --data"
-    raise InputError("(x, y), a Dataset, a DataLoader or an iterable of batches", type(source).__name__, where, fix)
-
-
-def _without_lists(source: Any, where: str) -> Any:
-    """Lists of numbers as an array, a list of samples as a loader; anything else as it is."""
-    if isinstance(source, tuple | list) and len(source) == 2 and _nested_numbers(source[0]) and _numbers(source[1]):
-        return _array(source[0], where), source[1]
-    if isinstance(source, list) and len(source) > 0 and all(map(_is_one_sample, source)):
-        return DataLoader(source, batch_size=READ_SIZE)  # type: ignore[arg-type]  # a list is a data set by number
-    return source
-
-
-def _is_one_batch(inputs: Any, targets: Any) -> bool:
-    """True if a pair is (inputs, targets) and not two batches."""
-    arrays = any(isinstance(value, Tensor | np.ndarray) for value in (inputs, targets))
-    return arrays or (isinstance(inputs, Mapping) and _numbers(targets))
-
-
-def _nested_numbers(value: Any) -> bool:
-    """True for a list of samples, each a list of numbers or of lists of them."""
-    while isinstance(value, list | tuple) and len(value) and isinstance(value[0], list | tuple):
-        value = value[0]
-        if _numbers(value) and len(value):
-            return True
-    return False
-
-
-def _array(value: Any, where: str) -> np.ndarray[Any, Any]:
-    """Nested lists as an array, floats in float32 as torch makes them."""
-    try:
-        found = np.asarray(value)
-    except ValueError as problem:
-        got, fix = "lists of different lengths", "Pad them to one length, or wrap the samples in a Dataset"
-        raise InputError("samples of one shape", got, where, fix) from problem
-    return found.astype(np.float32) if found.dtype == np.float64 else found
-
-
-def _is_one_sample(given: Any) -> bool:
-    """True for a pair of the inputs and the label of one sample, not a batch: the label is a single number."""
-    if not isinstance(given, tuple | list) or len(given) != 2 or isinstance(given[0], int | float):
-        return False
-    label = given[1]
-    return isinstance(label, int | float | np.number) or (isinstance(label, Tensor | np.ndarray) and label.ndim == 0)
-
-
-def _numbers(value: Any) -> bool:
-    return isinstance(value, list | tuple) and all(isinstance(label, int | float) for label in value)
-
-
-def _is_map_style(source: Any) -> bool:
-    """Samples by number, as of a data set that is not derived from torch's class."""
-    known = isinstance(source, list | tuple | str | Mapping | Tensor | np.ndarray | DataLoader | Iterator)
-    return not known and hasattr(source, "__getitem__") and hasattr(source, "__len__")
-
-
-def _used_up(kind: str, where: str) -> InputError:
-    fix = "Pass tensors, a Dataset, a DataLoader or a list of batches"
-    return InputError("data that can be read more than once", f"{kind} that is used up by one pass", where, fix)
-
-
 def split_batch(raw: Any, where: str) -> Batch:
     """(inputs, targets) of a batch: a pair, a longer tuple (last = targets), or anything with labels by name."""
     if isinstance(raw, Mapping):
@@ -243,11 +156,11 @@ def split_batch(raw: Any, where: str) -> Batch:
         if label is None:
             raise InputError(f"a batch with one of {', '.join(LABEL_KEYS)}", f"keys {', '.join(raw)}", where=where)
         inputs = {name: value for name, value in raw.items() if name != label}
-        return _same_length(inputs, raw[label], where)
+        return _inputs_and_targets_of_equal_length(inputs, raw[label], where)
     if isinstance(raw, tuple | list) and len(raw) >= 2:
-        *parts, last = _labels_last(raw)
+        *parts, last = _tuple_with_labels_last(raw)
         given = parts[0] if len(parts) == 1 else tuple(parts)  # one input, a mapping or tuple of them, or several
-        return _same_length(given, last, where)
+        return _inputs_and_targets_of_equal_length(given, last, where)
     fix = "Several inputs go into a tuple: ((x1, x2), y)"
     if hasattr(raw, "to_numpy"):
         fix = "Pass the numbers of a table: (x.to_numpy(), y.to_numpy())"
@@ -259,7 +172,7 @@ def split_batch(raw: Any, where: str) -> Batch:
     raise InputError("batches of (inputs, targets) or a mapping with labels", type(raw).__name__, where, fix)
 
 
-def _labels_last(raw: Any) -> Any:
+def _tuple_with_labels_last(raw: Any) -> Any:
     """A named tuple's labels are told by their name, whatever their place."""
     label = next((key for key in LABEL_KEYS if key in getattr(raw, "_fields", ())), None)
     if label is None:
@@ -267,16 +180,16 @@ def _labels_last(raw: Any) -> Any:
     return [*(value for name, value in zip(raw._fields, raw, strict=True) if name != label), getattr(raw, label)]
 
 
-def _same_length(given: Any, last: Any, where: str) -> Batch:
+def _inputs_and_targets_of_equal_length(given: Any, last: Any, where: str) -> Batch:
     """Inputs and targets as tensors, after counting that there are as many of one as of the other."""
     inputs: Inputs
     if isinstance(given, Mapping):
-        inputs = {name: _tensor(value, f"{where}, {name}") for name, value in given.items() if value is not None}
+        inputs = {name: _as_tensor(value, f"{where}, {name}") for name, value in given.items() if value is not None}
     elif isinstance(given, tuple | list):
-        inputs = tuple(_tensor(value, where) for value in given)
+        inputs = tuple(_as_tensor(value, where) for value in given)
     else:
-        inputs = _tensor(given, where)
-    targets = _tensor(last, where)
+        inputs = _as_tensor(given, where)
+    targets = _as_tensor(last, where)
     shapes = [tuple(part.shape) for part in parts_of(inputs)]
     if not shapes or targets.ndim == 0 or any(shape[:1] != (len(targets),) for shape in shapes):
         got = f"inputs {shape_text(inputs) or 'none'} and targets {tuple(targets.shape)}"
@@ -284,7 +197,7 @@ def _same_length(given: Any, last: Any, where: str) -> Batch:
     return inputs, targets
 
 
-def _tensor(value: Any, where: str) -> Tensor:
+def _as_tensor(value: Any, where: str) -> Tensor:
     if isinstance(value, Tensor) and value.is_meta:
         raise InputError("data with values", "a meta tensor without any", where, "Load the data on a device")
     if isinstance(value, Tensor):  # of what was made in inference mode no derivative can be taken
@@ -302,92 +215,6 @@ def _tensor(value: Any, where: str) -> Tensor:
     if hasattr(value, "to_numpy"):
         fix = "Pass its numbers: .to_numpy()"
     raise InputError("tensors or arrays", type(value).__name__, where, fix)
-
-
-def _from_loader(loader: DataLoader[Any], where: str) -> Samples:
-    """A loader may shuffle; its samples may not change from pass to pass."""
-    owners = (loader, loader.sampler, loader.batch_sampler, getattr(loader.batch_sampler, "sampler", None))
-    held = [getattr(owner, "generator", None) for owner in owners]
-    generators = tuple({id(g): g for g in held if isinstance(g, torch.Generator)}.values())
-    with untouched_randomness(generators):
-        if isinstance(loader.dataset, IterableDataset):
-            samples = Samples(lambda: loader, generators, where)
-            _refuse_if_changing(samples)
-            return samples
-        # None when batching is off; an empty one is false as well, but is the one that counts.
-        index_sampler: Any = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
-        indices = _sorted_indices(index_sampler)
-        if indices != _sorted_indices(index_sampler):
-            got = "a sampler that picks other samples each time (drop_last with shuffle, or sampling with replacement)"
-            fix = "Use drop_last=False and a sampler without replacement"
-            raise InputError("a loader that gives the same samples on every pass", got, where, fix)
-        if indices:
-            _refuse_if_changing(Samples(lambda: _by_index(loader, indices[:PROBED_SAMPLES]), where=where))
-        # Only torch's own collating surely gives one sample per index: others may drop some or make several of one.
-        counted = loader.batch_sampler is not None and loader.collate_fn is default_collate
-        return Samples(lambda: loader, generators, where, n=len(indices) if counted else None)
-
-
-def _by_index(loader: DataLoader[Any], indices: list[Any]) -> list[Any]:
-    """These samples, asked for by index: the same twice over unless the data set transforms them at random."""
-    if loader.batch_sampler is None:
-        return [loader.collate_fn(loader.dataset[i]) for i in indices]
-    groups = (indices[start : start + READ_SIZE] for start in range(0, len(indices), READ_SIZE))
-    return [loader.collate_fn([loader.dataset[i] for i in group]) for group in groups]
-
-
-def _sorted_indices(sampler: Iterable[Any]) -> list[Any]:
-    flat: list[Any] = []
-    for entry in sampler:
-        flat.extend(entry if isinstance(entry, list | tuple) else [entry])
-    return sorted(flat, key=str)
-
-
-def _refuse_if_changing(samples: Samples) -> None:
-    """Compare an order-free checksum of two passes; at most 2,000 samples unless shuffling forces all of them."""
-    first, second = (_fingerprints(samples, PROBED_SAMPLES) for _ in range(2))
-    if not first or not second:  # counted once, and then there was nothing left
-        raise _used_up("an iterable", samples.where)
-    if first != second and samples.n > PROBED_SAMPLES:
-        first, second = (_fingerprints(samples, samples.n) for _ in range(2))
-    if first != second:
-        got = "samples that differ between two passes (augmentation?)"
-        fix = "Measure on the data without random transforms; shuffling is fine"
-        raise InputError("samples that are the same on every pass", got, samples.where, fix)
-
-
-def order_digest(samples: Samples) -> bytes:
-    """A hash of the first samples in the order of one pass: another one where a loader shuffles."""
-    found, n = hashlib.blake2b(str(samples.n).encode(), digest_size=16), 0
-    for inputs, targets in samples.batches():
-        for part in (*parts_of(inputs), targets):
-            found.update(b"".join(_rows_of_bytes(part[: PROBED_SAMPLES - n])))
-        n += len(targets)
-        if n >= PROBED_SAMPLES:
-            break
-    return found.digest()
-
-
-def input_digests(inputs: Inputs) -> list[bytes]:
-    """A hash of the inputs of every sample."""
-    columns = [_rows_of_bytes(part) for part in parts_of(inputs)]
-    return [hashlib.blake2b(b"".join(row), digest_size=16).digest() for row in zip(*columns, strict=True)]
-
-
-def _fingerprints(samples: Samples, most: int) -> list[bytes]:
-    """Sorted hashes of the first `most` samples of one pass."""
-    found: list[bytes] = []
-    for inputs, targets in samples.batches():
-        columns = [_rows_of_bytes(part) for part in (*parts_of(inputs), targets)]
-        found.extend(hashlib.blake2b(b"".join(row), digest_size=16).digest() for row in zip(*columns, strict=True))
-        if len(found) >= most:
-            break
-    return sorted(found[:most])
-
-
-def _rows_of_bytes(part: Tensor) -> list[bytes]:
-    flat = part.detach().cpu().contiguous().reshape(len(part), -1)
-    return [row.numpy().tobytes() for row in flat.view(torch.uint8)] if flat.shape[1] else [b""] * len(part)
 
 
 def output_tensor(raw: Any) -> Tensor:

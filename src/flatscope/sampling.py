@@ -318,7 +318,7 @@ def end_in_time(ctx: Context) -> None:
         raise NotApplicable("the time was up before it was done")
 
 
-def in_rows(blocks: Iterable[Tensor], width: int) -> Iterator[Tensor]:
+def rows_from_blocks(blocks: Iterable[Tensor], width: int) -> Iterator[Tensor]:
     """Numbers that belong together in rows (k, width), from blocks that may end within a row."""
     left = torch.zeros(0, dtype=torch.float64)
     for block in blocks:
@@ -330,4 +330,4 @@ def in_rows(blocks: Iterable[Tensor], width: int) -> Iterator[Tensor]:
 
 def pair_means(blocks: Iterable[Tensor]) -> Iterator[Tensor]:
     """Means of a draw and its mirror image, which follows it, from blocks that may end between the two."""
-    return (pairs.mean(1) for pairs in in_rows(blocks, 2))
+    return (pairs.mean(1) for pairs in rows_from_blocks(blocks, 2))

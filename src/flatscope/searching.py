@@ -13,19 +13,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from flatscope.ascents import Ascent, Region, ascend, rise_as_value, shrinking_step_sizes
 from flatscope.context import Context
 from flatscope.params import Params
-from flatscope.perturbation import (
-    Ascent,
-    Evaluate,
-    Region,
-    ascend,
-    found_rise,
-    joined,
-    loss_and_gradient,
-    random_normal,
-    shrinking,
-)
+from flatscope.perturbation import Evaluate, joined_stacks, loss_and_gradient, random_normal
 from flatscope.registry import Value
 
 BEGUN = 3  # short ascents for each that is taken to the end, beside that along the gradient
@@ -37,7 +28,7 @@ ALIKE = 0.95  # cosine of two perturbations that are on the way to one place
 AGREE = 0.1
 
 
-def begun(restarts: int) -> int:
+def number_of_further_starts(restarts: int) -> int:
     """Number of ascents that begin beside that along the gradient; `restarts` of them are taken to the end."""
     return 0 if restarts == 1 else BEGUN * restarts
 
@@ -53,7 +44,9 @@ def uphill_directions(ctx: Context, stream: str, many: int) -> Params:
     if not many:
         return along
     generator, n, at = ctx.generator(stream), ctx.problem.n_train, ctx.trainable
-    weights = torch.randn(many, WAVES, generator=generator, dtype=torch.float64) @ _waves(ctx.scores().losses)
+    weights = torch.randn(many, WAVES, generator=generator, dtype=torch.float64) @ _cosines_by_loss_rank(
+        ctx.scores().losses
+    )
     weights[::3] = (weights[::3] > 0).double()
     totals = {name: value.new_zeros(many, *value.shape[1:]) for name, value in along.items()}
     seen = 0
@@ -70,10 +63,10 @@ def uphill_directions(ctx: Context, stream: str, many: int) -> Params:
         drawn = random_normal(ctx, generator, at, many)
         for name, value in totals.items():
             value[nowhere.to(value.device)] = drawn[name][nowhere.to(value.device)]
-    return joined([along, totals])
+    return joined_stacks([along, totals])
 
 
-def _waves(losses: Tensor) -> Tensor:
+def _cosines_by_loss_rank(losses: Tensor) -> Tensor:
     """Cosines of the places of samples by their losses, from 0 to 1; equal losses share theirs: (waves, n)."""
     rounded = (losses / losses.abs().max().clamp_min(torch.finfo(losses.dtype).tiny) * 1e6).round()
     ordered = rounded.sort().values
@@ -82,7 +75,9 @@ def _waves(losses: Tensor) -> Tensor:
     return (math.pi * torch.arange(1, WAVES + 1, dtype=torch.float64)[:, None] * places).cos()
 
 
-def highest(ctx: Context, evaluate: Evaluate, starts: Params, region: Region, restarts: int, steps: int) -> Ascent:
+def highest_loss_by_ascents(
+    ctx: Context, evaluate: Evaluate, starts: Params, region: Region, restarts: int, steps: int
+) -> Ascent:
     """The largest loss met by ascents from all starts, of which the better ones go on, and the best to the end.
 
     Args:
@@ -93,7 +88,7 @@ def highest(ctx: Context, evaluate: Evaluate, starts: Params, region: Region, re
         restarts: ascents that are taken to the end.
         steps: of each of them, from its start.
     """
-    sizes, going = shrinking(steps), starts
+    sizes, going = shrinking_step_sizes(steps), starts
     many = len(next(iter(starts.values())))
     if many <= restarts:
         return ascend(ctx, evaluate, starts, region, sizes)
@@ -103,12 +98,12 @@ def highest(ctx: Context, evaluate: Evaluate, starts: Params, region: Region, re
         short = ascend(ctx, evaluate, going, region, part)
         if short.late:
             return short
-        best = best_apart(short, kept)
+        best = best_distinct_ascents(short, kept)
         going = {name: value[best.to(value.device)] for name, value in short.where.items()}
     return ascend(ctx, evaluate, going, region, sizes[second:])
 
 
-def best_apart(found: Ascent, kept: int) -> Tensor:
+def best_distinct_ascents(found: Ascent, kept: int) -> Tensor:
     """Numbers of the highest ways that do not lead to the same place, and then of the highest others: (kept,)."""
     flat = [value.reshape(len(value), -1) for value in found.where.values()]
     products = torch.stack([(value @ value.T).cpu() for value in flat]).sum(0)
@@ -123,12 +118,12 @@ def best_apart(found: Ascent, kept: int) -> Tensor:
 
 
 def bracketed_rise(ctx: Context, found: Ascent, how: str, normalised: bool = False) -> Value:
-    """The rise from the loss at the weights, as `found_rise`, with an upper guess of the maximum.
+    """The rise from the loss at the weights, as `rise_as_value`, with an upper guess of the maximum.
 
     Low is what was found. High is above it by as much as the ends of the ascents are apart, and `AGREE` at the least;
     there is none where a single ascent, or one that ran out of time, has nothing to compare with.
     """
-    value = found_rise(ctx, found, how, normalised)
+    value = rise_as_value(ctx, found, how, normalised)
     rise = found.highest - ctx.scores().loss
     if len(found.losses) == 1 or found.late or not rise > 0:
         return value

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from flatscope.errors import InputError
 from flatscope.ranks import ALONE, Ranks, present_ranks
-from flatscope.samples import Samples, order_digest
+from flatscope.sample_digests import order_digest
+from flatscope.samples import Samples
 
 
 def agreeing_ranks(shard: Literal["auto", False], parts: Sequence[Samples], weights: Iterable[Tensor]) -> Ranks:
@@ -30,9 +31,9 @@ def agreeing_ranks(shard: Literal["auto", False], parts: Sequence[Samples], weig
     for samples in parts:
         first, second = order_digest(samples), order_digest(samples)
         if ranks.anywhere(first != second):
-            raise _unequal(samples.where, "order on each pass")
+            raise _unequal_ranks_error(samples.where, "order on each pass")
         if not ranks.agree(first):
-            raise _unequal(samples.where, "set or order of samples")
+            raise _unequal_ranks_error(samples.where, "set or order of samples")
         if samples.n < ranks.size:
             expected, fix = f"at least as many samples as ranks ({ranks.size})", "Start fewer, or pass shard=False"
             raise InputError(expected, f"{samples.n}", samples.where, fix)
@@ -40,10 +41,10 @@ def agreeing_ranks(shard: Literal["auto", False], parts: Sequence[Samples], weig
     for value in weights:
         digest.update(value.detach().cpu().reshape(-1).contiguous().view(torch.uint8).numpy().tobytes())
     if not ranks.agree(digest.digest()):
-        raise _unequal("model", "set of weights")
+        raise _unequal_ranks_error("model", "set of weights")
     return ranks
 
 
-def _unequal(where: str, what: str) -> InputError:
+def _unequal_ranks_error(where: str, what: str) -> InputError:
     fix = "Read the data without shuffling and load the same weights on every rank, or pass shard=False"
     return InputError("ranks that measure the same problem", f"another {what}", where=where, fix=fix)

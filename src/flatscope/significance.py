@@ -79,11 +79,11 @@ def excess(before: Readings, after: Readings, *, scale: float, rounding: float, 
     allowed = allowed + np.where(rises, before.above + after.below, before.below + after.above)
     allowed = allowed + scale * np.where(searched, SEARCH, rounding)
     with np.errstate(divide="ignore", invalid="ignore"):
-        found: Numbers = changes(before, after) / allowed
+        found: Numbers = distances_between_readings(before, after) / allowed
     return np.nan_to_num(found, nan=0.0, posinf=math.inf)  # no change and nothing allowed
 
 
-def changes(before: Readings, after: Readings) -> Numbers:
+def distances_between_readings(before: Readings, after: Readings) -> Numbers:
     """Distances between two readings; infinite where one of them is not a number."""
     with np.errstate(invalid="ignore"):
         distance = np.abs(after.value - before.value)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from flatscope.context import Context
-from flatscope.descent import descent
+from flatscope.descent import fall_by_gradient_step
 from flatscope.errors import FlatscopeError
 from flatscope.isolation import own_settings
 from flatscope.network_summary import NetworkSummary
@@ -45,9 +45,9 @@ def summary_of(
         test_loss=math.nan if test is None else test.loss,
         test_error=math.nan if test is None or not classes else test.error,
         rescalable=rescalable,
-        gradient_norm=gradient_norm(context) if differentiates and not _is_over(context) else math.nan,
+        gradient_norm=gradient_norm(context) if differentiates and not _time_is_up(context) else math.nan,
         n_test=0 if problem.test is None else problem.test.n,
-        **(_descended(context) if descends and differentiates else {}),
+        **(_fall_by_descent(context) if descends and differentiates else {}),
     )
 
 
@@ -75,10 +75,10 @@ def has_scales(problem: Problem) -> bool:
     return graph_of_problem(problem).n_classes > 0
 
 
-def _descended(context: Context) -> dict[str, float]:
+def _fall_by_descent(context: Context) -> dict[str, float]:
     """The fall of the loss, and what it is measured against; nothing where the network cannot be differentiated."""
     try:
-        found = descent(context)
+        found = fall_by_gradient_step(context)
     except Warning:  # raised only where the user turned warnings into errors
         raise
     except Exception:  # what cannot be differentiated, and for what there is no time, loses nobody a table
@@ -86,7 +86,7 @@ def _descended(context: Context) -> dict[str, float]:
     return {"fall": found.fall, "constant": found.constant, "decay": found.decay}
 
 
-def _is_over(context: Context) -> bool:
+def _time_is_up(context: Context) -> bool:
     """True if the time of the whole call is up; not where ranks would have to agree on it."""
     end = context.effort.end
     return end is not None and context.problem.ranks.size == 1 and time.monotonic() > end

@@ -34,20 +34,20 @@ def float32_products(coarse: bool) -> Iterator[None]:
     cudnn_is_set = True
     try:
         if _NEWER_NAMES:
-            _read_newer(newer)
+            _read_newer_switches(newer)
             cudnn_is_set = all(entry in newer for entry in _CUDNN)
-            _set_all(_PRODUCTS, "ieee")  # with these the older name of products can be read, whatever it says
+            _set_switches(_PRODUCTS, "ieee")  # with these the older name of products can be read, whatever it says
         older["products"] = torch.get_float32_matmul_precision()
         if cudnn_is_set:
             older["cudnn"] = _older_name_of_cudnn()
             torch._C._set_cudnn_allow_tf32(coarse)
         elif torch._C._has_cuda:
-            _set(_CUDA, "tf32" if coarse else "ieee")
+            _set_switch(_CUDA, "tf32" if coarse else "ieee")
         torch.set_float32_matmul_precision("highest")
         if coarse:
             torch._C._set_cublas_allow_tf32(True)
         elif _NEWER_NAMES:
-            _set_all((entry for entry in (*_PRODUCTS, *_CUDNN) if entry in newer), "ieee")
+            _set_switches((entry for entry in (*_PRODUCTS, *_CUDNN) if entry in newer), "ieee")
         yield
     finally:
         if "cudnn" in older:
@@ -55,48 +55,48 @@ def float32_products(coarse: bool) -> Iterator[None]:
         if "products" in older:
             torch.set_float32_matmul_precision(older["products"])
         for entry, value in newer.items():
-            _set(entry, value)
+            _set_switch(entry, value)
 
 
-def _read_newer(found: dict[Entry, str]) -> None:
+def _read_newer_switches(found: dict[Entry, str]) -> None:
     """Read each newer switch after the more general ones were cleared.
 
     Those of cuDNN are left out, and may not be set, while nobody has set them: they are "tf32" then, but follow the
     more general ones, which no value that can be set does.
     """
     for entry in (_GENERAL, *_LIBRARIES):
-        found[entry] = _get(entry)
-        _set(entry, "none")
+        found[entry] = _read_switch(entry)
+        _set_switch(entry, "none")
     for entry in _PRODUCTS:
-        found[entry] = _get(entry)
-    said = {entry: _get(entry) for entry in _CUDNN}
-    _set(_CUDA, "ieee")
-    found |= {entry: value for entry, value in said.items() if value != "tf32" or _get(entry) == "tf32"}
-    _set(_CUDA, "none")
+        found[entry] = _read_switch(entry)
+    said = {entry: _read_switch(entry) for entry in _CUDNN}
+    _set_switch(_CUDA, "ieee")
+    found |= {entry: value for entry, value in said.items() if value != "tf32" or _read_switch(entry) == "tf32"}
+    _set_switch(_CUDA, "none")
 
 
 def _older_name_of_cudnn() -> bool:
     """It can be read only while the newer ones say the same."""
     if not _NEWER_NAMES:
         return bool(torch._C._get_cudnn_allow_tf32())
-    _set_all(_CUDNN, "tf32")
+    _set_switches(_CUDNN, "tf32")
     try:
         return bool(torch._C._get_cudnn_allow_tf32())
     except RuntimeError:  # the older one does not allow it
         return False
 
 
-def _get(entry: Entry) -> str:
+def _read_switch(entry: Entry) -> str:
     return str(torch._C._get_fp32_precision_getter(*entry))
 
 
-def _set(entry: Entry, value: str) -> None:
+def _set_switch(entry: Entry, value: str) -> None:
     torch._C._set_fp32_precision_setter(*entry, value)
 
 
-def _set_all(entries: Iterable[Entry], value: str) -> None:
+def _set_switches(entries: Iterable[Entry], value: str) -> None:
     for entry in entries:
-        _set(entry, value)
+        _set_switch(entry, value)
 
 
 def default_device() -> torch.device:

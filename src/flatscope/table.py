@@ -95,7 +95,7 @@ class Table(Result):
     def layer(self, name: str) -> dict[str, float]:
         """Value by layer, in forward order."""
         rows = self._rows(name, "layer", "value per layer", "layer")
-        _one_each(name, rows, rows["layer"])
+        _refuse_several_values(name, rows, rows["layer"])
         return dict(zip(rows["layer"], rows["value"].astype(float), strict=True))
 
     def units(self, name: str, layer: str) -> Tensor:
@@ -103,13 +103,13 @@ class Table(Result):
         rows = self._rows(name, "unit", "value per unit", "units")
         refuse_unknown(layer, list(dict.fromkeys(rows["layer"])), f"layer of {name}")
         rows = rows[rows["layer"] == layer].sort_values("unit")
-        _one_each(name, rows, rows["unit"])
+        _refuse_several_values(name, rows, rows["unit"])
         return torch.tensor(rows["value"].to_numpy(dtype="float64"))
 
     def samples(self, name: str) -> Tensor:
         """Values of the samples in the order of the data, 1-D, float64."""
         rows = self._rows(name, "sample", "value per sample", "samples").sort_values("sample")
-        _one_each(name, rows, rows["sample"])
+        _refuse_several_values(name, rows, rows["sample"])
         return torch.tensor(rows["value"].to_numpy(dtype="float64"))
 
     def stderr(self, name: str, layer: str | None = None) -> float:
@@ -120,7 +120,7 @@ class Table(Result):
         rows = rows[(rows["layer"] == layer) & rows["unit"].isna()]
         if rows.empty:
             raise self._none(name, f"value for layer {layer}", "stderr")
-        _one_each(name, rows, rows["layer"])
+        _refuse_several_values(name, rows, rows["layer"])
         return float(rows["stderr"].iloc[0])
 
     def reason(self, name: str) -> str:
@@ -198,7 +198,7 @@ class Table(Result):
 
     def _network_row(self, name: str) -> pd.Series[Any]:
         rows = self._rows(name, "network", "network-wide value", "table")
-        _one_each(name, rows, rows["layer"])
+        _refuse_several_values(name, rows, rows["layer"])
         return rows.iloc[0]
 
     def _none(self, name: str, what: str, where: str) -> InputError:
@@ -214,7 +214,7 @@ class Table(Result):
         return InputError(f"a {what} of {name}", "none in this table", where=where, fix=fix)
 
 
-def _one_each(name: str, rows: pd.DataFrame, places: pd.Series[Any]) -> None:
+def _refuse_several_values(name: str, rows: pd.DataFrame, places: pd.Series[Any]) -> None:
     """Refuse to choose where one place has several values, of several options."""
     if places.duplicated().any():
         got = f"{len(rows)} ({'; '.join(dict.fromkeys(rows['options']))})"

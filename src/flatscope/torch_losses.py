@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from flatscope.errors import InputError
-from flatscope.loss import LOSSES, Loss, as_loss, logits_by_position, surprise
+from flatscope.loss import LOSSES, Loss, as_loss, logits_by_position, negative_log_probability
 from flatscope.samples import Batch
 
 # Functions of torch and the modules that hold their options.
@@ -50,8 +50,8 @@ def read_loss(given: Any) -> Loss:
     if isinstance(given, type) and issubclass(given, nn.Module):
         given = given()
     call, options = (given.func, given.keywords) if isinstance(given, partial) else (given, {})
-    if not isinstance(call, nn.Module) and _known(call) and not getattr(given, "args", ()):
-        given = _module(call, options)
+    if not isinstance(call, nn.Module) and _is_known_loss(call) and not getattr(given, "args", ()):
+        given = _loss_module(call, options)
     if not isinstance(given, nn.Module) or not hasattr(given, "reduction"):
         return as_loss(given)
     if given.reduction not in REDUCTIONS:
@@ -61,20 +61,20 @@ def read_loss(given: Any) -> Loss:
         raise InputError("a loss without parameters of its own", type(given).__name__, "loss", fix)
     module = copy.deepcopy(given).eval()
     if type(module) is nn.CrossEntropyLoss:
-        return _cross_entropy(module)
+        return _cross_entropy_loss(module)
     if type(module) is nn.BCEWithLogitsLoss:
-        return _logistic(module)
-    return _of_module(module)
+        return _logistic_loss(module)
+    return _loss_of_module(module)
 
 
-def _known(call: Any) -> bool:
+def _is_known_loss(call: Any) -> bool:
     try:
         return call in MODULES
     except TypeError:  # not hashable
         return False
 
 
-def _module(call: Callable[..., Any], options: dict[str, Any]) -> nn.Module:
+def _loss_module(call: Callable[..., Any], options: dict[str, Any]) -> nn.Module:
     kind = MODULES[call]
     accepted = inspect.signature(kind).parameters
     if unknown := [name for name in options if name not in accepted]:
@@ -82,7 +82,7 @@ def _module(call: Callable[..., Any], options: dict[str, Any]) -> nn.Module:
     return kind(**options)
 
 
-def fitted(loss: Loss, batches: Iterable[Batch], entries: int = 0) -> Loss:
+def loss_with_normaliser(loss: Loss, batches: Iterable[Batch], entries: int = 0) -> Loss:
     """The loss with what it divides by, once the targets of all training samples are known.
 
     Args:
@@ -106,7 +106,7 @@ def fitted(loss: Loss, batches: Iterable[Batch], entries: int = 0) -> Loss:
     return replace(loss, divisor=float(counts.mean()))
 
 
-def _cross_entropy(module: nn.CrossEntropyLoss) -> Loss:
+def _cross_entropy_loss(module: nn.CrossEntropyLoss) -> Loss:
     """Of a softmax: weights of classes, smoothing, ignored targets."""
     weight, smoothing, ignored = module.weight, float(module.label_smoothing), int(module.ignore_index)
 
@@ -134,7 +134,7 @@ def _cross_entropy(module: nn.CrossEntropyLoss) -> Loss:
         placed = targets.reshape(len(targets), -1)
         kept = placed != ignored
         placed = placed.where(kept, 0)
-        each = surprise(logits, placed) * kept
+        each = negative_log_probability(logits, placed) * kept
         return (each if weight is None else each * weight.to(outputs)[placed]).sum(1)
 
     name = "cross_entropy"
@@ -146,10 +146,10 @@ def _cross_entropy(module: nn.CrossEntropyLoss) -> Loss:
         name += f" with {', '.join(options)}"
     loss = Loss(name, values, "softmax", masses=lambda o, t: goals(o, t).sum(2), ignored=ignored)
     if module.reduction == "sum":
-        return replace(loss, name=f"{name}, summed for each sample", remark=_summed("CrossEntropyLoss"))
+        return replace(loss, name=f"{name}, summed for each sample", remark=_summed_loss_name("CrossEntropyLoss"))
     divided = "divided by the mean weight of the training samples, as torch does of all in one batch"
     remark = f"CrossEntropyLoss with class weights: {divided}" if weight is not None else ""
-    return replace(loss, counted=partial(_weights_of, weight=weight, ignored=ignored), remark=remark)
+    return replace(loss, counted=partial(_weights_of_targets, weight=weight, ignored=ignored), remark=remark)
 
 
 def _one_hot(targets: Tensor, classes: int, ignored: int) -> Tensor:
@@ -158,7 +158,7 @@ def _one_hot(targets: Tensor, classes: int, ignored: int) -> Tensor:
     return placed.where(placed != ignored, 0)[..., None] == numbers
 
 
-def _weights_of(targets: Tensor, weight: Tensor | None, ignored: int) -> Tensor:
+def _weights_of_targets(targets: Tensor, weight: Tensor | None, ignored: int) -> Tensor:
     """Sums of the weights of each sample's targets, as torch counts them: class probabilities count whole, (n,)."""
     if targets.is_floating_point():
         positions = targets[0, 0].numel() if targets.ndim > 2 else 1
@@ -177,12 +177,12 @@ def _check_shapes(outputs: Tensor, targets: Tensor) -> None:
         LOSSES["cross_entropy"].function(outputs, targets)  # which says what is wrong
 
 
-def _logistic(module: nn.BCEWithLogitsLoss) -> Loss:
+def _logistic_loss(module: nn.BCEWithLogitsLoss) -> Loss:
     """Of sigmoids: weights of entries and of positive labels."""
     weight, positive = module.weight, module.pos_weight
 
     def masses(outputs: Tensor, targets: Tensor) -> Tensor:
-        chance = _as_outputs(targets, outputs)
+        chance = _targets_as_outputs(targets, outputs)
         found = torch.ones_like(outputs) if positive is None else chance * positive.to(outputs) + (1 - chance)
         if weight is not None:
             found = found * weight.to(outputs)
@@ -192,7 +192,7 @@ def _logistic(module: nn.BCEWithLogitsLoss) -> Loss:
         return 1.0 if module.reduction == "sum" else 1.0 / max(outputs[0].numel(), 1)
 
     def values(outputs: Tensor, targets: Tensor) -> Tensor:
-        chance, sure = _as_outputs(targets, outputs), 1.0 if positive is None else positive.to(outputs)
+        chance, sure = _targets_as_outputs(targets, outputs), 1.0 if positive is None else positive.to(outputs)
         found = -chance * sure * functional.logsigmoid(outputs) - (1 - chance) * functional.logsigmoid(-outputs)
         if weight is not None:
             found = found * weight.to(outputs)
@@ -202,17 +202,17 @@ def _logistic(module: nn.BCEWithLogitsLoss) -> Loss:
     name = f"bce with {' and '.join(options)}" if options else AVERAGED_LABELS
     many = 'BCEWithLogitsLoss is the mean over the labels of a sample; "bce" is their sum'
     loss = Loss(name, values, "logistic", masses=masses, entries_remark=many)
-    return replace(loss, remark=_summed("BCEWithLogitsLoss")) if module.reduction == "sum" else loss
+    return replace(loss, remark=_summed_loss_name("BCEWithLogitsLoss")) if module.reduction == "sum" else loss
 
 
-def _of_module(module: nn.Module) -> Loss:
+def _loss_of_module(module: nn.Module) -> Loss:
     """Of any other loss with a reduction: its values entry by entry, averaged or summed for each sample."""
     kind, reduction = type(module).__name__, str(module.reduction)
     vars(module)["reduction"] = "none"
     weight = module.weight if isinstance(module, nn.NLLLoss) else None
 
     def values(outputs: Tensor, targets: Tensor) -> Tensor:
-        given = _as_outputs(targets, outputs) if isinstance(module, BY_ENTRY) else targets
+        given = _targets_as_outputs(targets, outputs) if isinstance(module, BY_ENTRY) else targets
         found: Tensor = module.to(outputs.device)(outputs, given)
         if found.ndim == 0 or len(found) != len(outputs):
             return found  # the loss itself says what is wrong with it
@@ -223,21 +223,21 @@ def _of_module(module: nn.Module) -> Loss:
     if kind == "MSELoss":
         many = 'MSELoss is the mean over the outputs of a sample; "mse" is their sum'
         if reduction == "sum":
-            return replace(LOSSES["mse"], remark=_summed(kind))
+            return replace(LOSSES["mse"], remark=_summed_loss_name(kind))
     loss = Loss(kind, values, entries_remark=many)
     if isinstance(module, nn.NLLLoss) and reduction != "sum":
-        return replace(loss, counted=partial(_weights_of, weight=weight, ignored=int(module.ignore_index)))
-    return replace(loss, remark=_summed(kind)) if reduction == "sum" else loss
+        return replace(loss, counted=partial(_weights_of_targets, weight=weight, ignored=int(module.ignore_index)))
+    return replace(loss, remark=_summed_loss_name(kind)) if reduction == "sum" else loss
 
 
-def _as_outputs(targets: Tensor, outputs: Tensor) -> Tensor:
+def _targets_as_outputs(targets: Tensor, outputs: Tensor) -> Tensor:
     """Targets in the shape of the outputs: (n,) against (n, 1) must not broadcast to (n, n)."""
     if targets.numel() != outputs.numel():
         raise InputError(f"targets of the outputs' shape {tuple(outputs.shape)}", f"{tuple(targets.shape)}", "loss")
     return targets.reshape(outputs.shape).to(outputs.dtype)
 
 
-def _summed(kind: str) -> str:
+def _summed_loss_name(kind: str) -> str:
     read = "is read as a sum for each sample, averaged over samples"
     return f"{kind} with reduction='sum' {read}: without the factor n"
 

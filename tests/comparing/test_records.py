@@ -17,8 +17,8 @@ from flatscope.training.benchmarking.differences import (
     records_on,
     vote_on_the_other,
 )
-from flatscope.training.benchmarking.leaderboard import released_population
 from flatscope.training.benchmarking.recipe import SETTINGS
+from flatscope.training.benchmarking.release import released_population
 from flatscope.training.benchmarking.scores import with_controls
 
 

@@ -17,7 +17,7 @@ from architectures import timm
 import flatscope as fs
 from flatscope import registry
 from flatscope.registry import declarations
-from flatscope.training.benchmarking.leaderboard import released_leaderboard
+from flatscope.training.benchmarking.release import released_leaderboard
 from flatscope.training.benchmarking.scores import score_number
 
 pytestmark = pytest.mark.long

@@ -112,12 +112,12 @@ def test_more_certainty_for_less() -> None:
 
 
 def test_a_vacuous_bound_that_is_not_marked(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = measuring._laid_out
+    whole = measuring.rows_of_result
 
     def unmarked(*given: Any) -> Iterator[dict[str, Any]]:
         yield from (row | {"vacuous": False} for row in whole(*given))
 
-    monkeypatch.setattr(measuring, "_laid_out", unmarked)
+    monkeypatch.setattr(measuring, "rows_of_result", unmarked)
     refused(checks.is_marked_vacuous_from_one_up, RIGHT, mlp(), match="vacuous False")
 
 

@@ -19,10 +19,15 @@ from flatscope.generalization_bounds.optimised_posterior import (
     Posterior,
     Training,
     best_prior,
-    surrogate,
+    surrogate_loss,
     trained_posterior,
 )
-from flatscope.generalization_bounds.relative_entropy import certified_error, largest_mean, log_price, relative_entropy
+from flatscope.generalization_bounds.relative_entropy import (
+    certified_error,
+    largest_mean_within_entropy,
+    log_price_of_prior_variance,
+    relative_entropy,
+)
 from flatscope.params import Params
 from flatscope.registry import declarations
 
@@ -56,7 +61,7 @@ def clusters(n: int = 300, seed: int = 0, **given: Any) -> fs.Problem:
 def test_inverse_of_the_relative_entropy_to_rounding(q: float, entropy: float) -> None:
     from mpmath import log, mp, mpf
 
-    found = largest_mean(q, entropy)
+    found = largest_mean_within_entropy(q, entropy)
     with mp.workdps(60):
         low, high = mpf(q), mpf(1)
         for _ in range(200):
@@ -74,11 +79,11 @@ def test_relative_entropy_by_hand() -> None:
     assert relative_entropy(0.25, 0.5) == pytest.approx(0.25 * math.log(0.5) + 0.75 * math.log(1.5), rel=1e-14)
     assert relative_entropy(0.3, 0.3) == 0
     assert relative_entropy(0.3, 0.3 + 1e-9) == pytest.approx(1e-18 / 0.42, rel=0.2)
-    assert largest_mean(0.0, 0.7) == pytest.approx(-math.expm1(-0.7), rel=1e-15)
+    assert largest_mean_within_entropy(0.0, 0.7) == pytest.approx(-math.expm1(-0.7), rel=1e-15)
 
 
 def test_shares_of_delta_over_the_grid_add_up_to_delta() -> None:
-    spent = sum(100 * math.exp(-log_price(j, 100, 0.05)) for j in range(1, 200_000))
+    spent = sum(100 * math.exp(-log_price_of_prior_variance(j, 100, 0.05)) for j in range(1, 200_000))
     assert 0.05 * (1 - 1e-5) < spent <= 0.05
 
 
@@ -121,7 +126,7 @@ def test_surrogate_is_above_the_error_everywhere() -> None:
     for outputs in (torch.randn(500, 4, generator=generator), torch.randn(500, 1, generator=generator)):
         targets = torch.randint(0, max(2, outputs.shape[1]), (500,), generator=generator)
         wrong = optimised_posterior.zero_one(outputs, targets)
-        assert (surrogate(outputs, targets) >= wrong - 1e-6).all()
+        assert (surrogate_loss(outputs, targets) >= wrong - 1e-6).all()
         assert wrong.sum() > 100
 
 
@@ -318,7 +323,7 @@ def test_training_ends_on_flat_ground() -> None:
         return 1.0, 0.0, [torch.zeros(3)]
 
     samples = next(iter(ctx.batches(size=300)))
-    optimised_posterior._descend(ctx, "x", samples, [torch.zeros(3)], slopes, Training(1000, 10, 0.1), share=0.5)
+    optimised_posterior._adam_descent(ctx, "x", samples, [torch.zeros(3)], slopes, Training(1000, 10, 0.1), share=0.5)
     assert len(steps) == 400
 
 

@@ -20,12 +20,12 @@ from flatscope.errors import InputError
 from flatscope.generalization_bounds.psi import (
     BALANCED,
     PathSpread,
-    all_paths_of,
-    corrected_theorem,
+    all_paths_of_chain,
+    corrected_theorem_5_1_bound,
     pac_bayes_gap,
     pac_bayes_psi,
     psi_of,
-    theorem_5_1,
+    theorem_5_1_bound,
 )
 from flatscope_papers.theory.path_matrix import all_paths, non_basis_change, path_values
 
@@ -69,9 +69,9 @@ def test_theorem_as_printed_by_hand() -> None:
     values = spread_of(0.5, -2.0, 1.0)
     psi = 2.0**4 / 0.5**4
     by_hand = 2 * 3.0 * math.sqrt(2) * 4 * 5**1 * 2 * (1 + 2 ** (10 / 2) * 1 * 5 * 2 * psi) * 0.1
-    assert theorem_5_1(values, 0.1, 2, (4, 5, 2), 3.0, math.sqrt(2)) == pytest.approx(by_hand, rel=1e-12)
+    assert theorem_5_1_bound(values, 0.1, 2, (4, 5, 2), 3.0, math.sqrt(2)) == pytest.approx(by_hand, rel=1e-12)
     deeper = 2 * 3.0 * 1.0 * 4 * 5**2 * 2 * (1 + 2 ** (13 / 2) * 2 * 5 * 2 * (2.0**6 / 0.5**6)) * 0.1
-    assert theorem_5_1(values, 0.1, 3, (4, 5, 2), 3.0, 1.0) == pytest.approx(deeper, rel=1e-12)
+    assert theorem_5_1_bound(values, 0.1, 3, (4, 5, 2), 3.0, 1.0) == pytest.approx(deeper, rel=1e-12)
 
 
 def test_theorem_on_a_network_by_hand() -> None:
@@ -84,7 +84,7 @@ def test_theorem_on_a_network_by_hand() -> None:
     norm = max(float(tiny.x.norm(dim=1).max()), float(hidden))
     epsilon = 0.05 * float(sizes.min())
     for convention, depth in (("weight_layers", 2), ("hidden_layers", 1)):
-        expected = theorem_5_1(spread_of(*sizes.tolist()), epsilon, depth, (3, 4, 2), norm, math.sqrt(2))
+        expected = theorem_5_1_bound(spread_of(*sizes.tolist()), epsilon, depth, (3, 4, 2), norm, math.sqrt(2))
         found, reason = row(tiny, "psi_theorem_5_1", epsilon=0.05, depth_convention=convention)
         assert found == pytest.approx(expected, rel=1e-9)
         assert "0.2679 inf|v| holds" in reason
@@ -99,7 +99,7 @@ def test_all_paths_without_writing_them_out(widths: tuple[int, ...], bias: bool)
     tiny = network(widths, bias, seed=1)
     found = fs.BasisPaths(tiny.model, tiny.x)
     paths = all_paths(found.graph, found.params)
-    values, summary = path_values(paths, found.params), all_paths_of(found)
+    values, summary = path_values(paths, found.params), all_paths_of_chain(found)
     assert summary.count == len(paths)
     assert summary.norm == pytest.approx(float(values.norm()), rel=1e-12)
     assert summary.largest == pytest.approx(float(values.abs().max()), rel=1e-12)
@@ -148,14 +148,14 @@ def test_corrected_bound_is_never_violated(widths: tuple[int, ...], bias: bool, 
 def test_corrected_bound_by_hand() -> None:
     tiny = network((3, 4, 2), bias=False, seed=0)
     found = fs.BasisPaths(tiny.model, tiny.x)
-    summary, sizes = all_paths_of(found), spread_of(*fs.BasisPaths(tiny.model, tiny.x).values().tolist())
+    summary, sizes = all_paths_of_chain(found), spread_of(*fs.BasisPaths(tiny.model, tiny.x).values().tolist())
     r = 0.1
     q = (1 + r) ** 2 / (1 - r) - 1
     epsilon = r * sizes.inf
     reach = min(q * summary.norm, epsilon + math.sqrt(24 - 16) * q * summary.largest)
     expected = math.sqrt(2) * float(tiny.x.norm(dim=1).max()) * 2 * reach
     assert row(tiny, "psi_theorem_5_1_corrected")[0] == pytest.approx(expected, rel=1e-9)
-    assert corrected_theorem(sizes, summary, found.count, 1.01 * sizes.inf, 2, 1.0) == math.inf
+    assert corrected_theorem_5_1_bound(sizes, summary, found.count, 1.01 * sizes.inf, 2, 1.0) == math.inf
 
 
 def test_one_zero_weight_makes_the_theorem_vacuous_not_wrong() -> None:

@@ -28,7 +28,7 @@ from flatscope.inputs.weight_files import read_weights, save_weights
 from flatscope.landscapes.landscape_function import KeptRows, kept_directions
 from flatscope.reports.items import read_item
 from flatscope.result import Result, reading
-from flatscope.training.benchmarking.leaderboard import POPULATION_KEY
+from flatscope.training.benchmarking.release import POPULATION_KEY
 from flatscope.training.checkpoint import TrainConfig
 from flatscope.training.loop import train
 from flatscope.training.sweeps.configuration import Sweep

@@ -51,9 +51,9 @@ def drawn(tiny: networks.Tiny, kind: str, seed: int = 0) -> tuple[fs.Context, li
     """The directions that a landscape of this seed takes."""
     ctx = fs.Context(tiny.with_model(folded(tiny)).problem(initial=None), seed=seed)
     if kind == "filter":
-        return ctx, directions.filter_normalised(ctx, 2)
+        return ctx, directions.filter_normalised_directions(ctx, 2)
     size = sum(value.numel() for value in ctx.trainable.values())
-    make = directions.gaussian if kind == "gaussian" else directions.hessian
+    make = directions.gaussian_directions if kind == "gaussian" else directions.hessian_eigenvector_directions
     return ctx, make(ctx, 2, 0.05 * math.sqrt(size))
 
 
@@ -138,7 +138,7 @@ def test_networks_with_walls_and_sequences(build: Any, space: str) -> None:
     if space == "weights":
         ctx = fs.Context(tiny.problem())
         length = 0.05 * math.sqrt(sum(float(v.square().sum()) for v in ctx.trainable.values()))
-        first, second = directions.gaussian(ctx, 2, length)
+        first, second = directions.gaussian_directions(ctx, 2, length)
         expected, _ = naive_plane(tiny.model, first, second, surface.axes[0], tiny.x, tiny.y)
         torch.testing.assert_close(surface.loss, expected, rtol=1e-10, atol=1e-12)
 
@@ -209,7 +209,7 @@ def test_filter_normalisation_by_hand() -> None:
                 moved = [direction[f"{layer}.weight"][unit].flatten(), direction[f"{layer}.bias"][unit : unit + 1]]
                 own = [weights[f"{layer}.weight"][unit].flatten(), weights[f"{layer}.bias"][unit : unit + 1]]
                 assert float(torch.cat(moved).norm()) == pytest.approx(float(torch.cat(own).norm()), rel=1e-12)
-    assert abs(directions.cosine(*pair)) < 1e-12
+    assert abs(directions.cosine_of_directions(*pair)) < 1e-12
     assert ctx.params.keys() == weights.keys()
 
 
@@ -227,7 +227,7 @@ def test_filters_of_transposed_convolutions_and_of_what_is_no_layer() -> None:
     model = Odd().double().eval()
     x = torch.randn(5, 2, 3, dtype=torch.float64)
     ctx = fs.Context(fs.Problem(model, train=(x, torch.tensor([0, 1, 0, 1, 1]))))
-    (direction,) = directions.filter_normalised(ctx, 1)
+    (direction,) = directions.filter_normalised_directions(ctx, 1)
     joined = torch.cat([direction["up.weight"].movedim(1, 0).flatten(1), direction["up.bias"][:, None]], 1)
     own = torch.cat([model.up.weight.movedim(1, 0).flatten(1), model.up.bias[:, None]], 1)
     torch.testing.assert_close(joined.norm(dim=1), own.norm(dim=1).detach())

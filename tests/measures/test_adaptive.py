@@ -15,9 +15,9 @@ from torch.nn.utils.parametrizations import weight_norm
 
 import flatscope as fs
 from flatscope.errors import InputError
-from flatscope.generalization_bounds.pac_bayes import zero_one
+from flatscope.generalization_bounds.pac_bayes import zero_one_loss
 from flatscope.loss import Loss
-from flatscope.perturbation import with_loss
+from flatscope.perturbation import context_with_loss
 
 
 def value(problem: fs.Problem, name: str, **options: Any) -> float:
@@ -111,7 +111,7 @@ def test_another_loss_holds_for_the_network_written_plainly_as_well() -> None:
     model = weight_norm(torch.nn.Linear(3, 2))
     ctx = fs.Context(fs.Problem(model, train=(torch.eye(3), torch.tensor([0, 1, 0]))))
     assert ctx.problem.plain is not ctx.problem
-    other = with_loss(ctx, Loss("zero_one", zero_one)).problem
+    other = context_with_loss(ctx, Loss("zero_one", zero_one_loss)).problem
     assert other.plain.loss is other.loss is not ctx.problem.loss
 
 

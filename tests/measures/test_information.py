@@ -72,7 +72,7 @@ def test_few_steps_leave_much_open_and_say_so() -> None:
         start = torch.randn(len(G), generator=torch.Generator().manual_seed(4), dtype=torch.float64)
         v = start / start.norm()
         exact = float(v @ torch.linalg.solve(G + 0.01 * torch.eye(len(G)).double(), v))
-        high, low = information._enclosed(operator, start, 0.01, steps, generator)[0].tolist()
+        high, low = information._quadrature_bounds(operator, start, 0.01, steps, generator)[0].tolist()
         assert low * (1 - 1e-9) <= exact <= high * (1 + 1e-9)
         widths.append(high - low)
     assert widths == sorted(widths, reverse=True)

@@ -172,9 +172,9 @@ def test_the_standard_error_holds_over_seeds(kind: str, n: int, seeds: int) -> N
 def test_batches_come_from_a_stream_and_one_by_one_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
     problem, exact = closed_form_of(1_000)
     plain = rows(problem, steps=16, chains=2).loc[NAMES[0], "value"]
-    monkeypatch.setattr(posterior_chains, "stackable_apart", lambda ctx: False)
+    monkeypatch.setattr(posterior_chains, "can_stack_weights_and_samples", lambda ctx: False)
     assert rows(problem, steps=16, chains=2).loc[NAMES[0], "value"] == pytest.approx(plain, rel=1e-6)
-    monkeypatch.setattr(posterior_chains, "kept_samples", lambda ctx: None)
+    monkeypatch.setattr(posterior_chains, "samples_as_one_batch", lambda ctx: None)
     value, stderr = rows(problem, steps=100, chains=3).loc[NAMES[0], ["value", "stderr"]]
     assert abs(value - exact) < 4 * stderr
 

@@ -21,8 +21,8 @@ from torch.nn import functional
 
 import flatscope as fs
 from flatscope.limits import STANDARD
-from flatscope.measures.lipschitz import rows_of
-from flatscope.measures.margins import from_log, order_statistic
+from flatscope.measures.lipschitz import weight_as_matrix
+from flatscope.measures.margins import order_statistic, value_from_logarithm
 from flatscope.measures.path_norms import log_output_path_norms
 from flatscope.network.singular_values import operator_norm
 from flatscope.registry import Declaration, declarations
@@ -225,7 +225,7 @@ def test_every_kind_of_convolution_against_its_jacobian(layer: nn.Module, shape:
     found = fs.measure(ctx.problem, "spectral_norm", context=ctx).layer("spectral_norm")
     assert found["0"] == pytest.approx(top_singular_value(jacobian), rel=1e-9)
     # Incoming weights of a unit: the most that an output entry reads, where no border cuts them off.
-    rows = rows_of(ctx, next(iter(ctx.network)))
+    rows = weight_as_matrix(ctx, next(iter(ctx.network)))
     weight = tiny.model[0].weight.detach()
     assert len(rows) == n_out // math.prod(tiny.model[0](tiny.x).shape[2:])
     assert rows.square().sum() == pytest.approx(float(weight.square().sum()))
@@ -362,12 +362,12 @@ def test_products_over_many_layers_neither_overflow_nor_vanish() -> None:
 
 
 def test_logarithms_become_numbers() -> None:
-    assert from_log(0.0).value == 1.0
-    assert from_log(-math.inf).value == 0.0
-    assert from_log(-math.inf).reason == ""
-    assert from_log(3.0, as_log=True).value == 3.0
-    assert from_log(800.0).value == math.inf
-    assert from_log(-800.0).value == 0.0
+    assert value_from_logarithm(0.0).value == 1.0
+    assert value_from_logarithm(-math.inf).value == 0.0
+    assert value_from_logarithm(-math.inf).reason == ""
+    assert value_from_logarithm(3.0, as_log=True).value == 3.0
+    assert value_from_logarithm(800.0).value == math.inf
+    assert value_from_logarithm(-800.0).value == 0.0
 
 
 def test_zero_layers_and_networks_without_layers() -> None:

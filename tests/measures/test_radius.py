@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import flatscope as fs
 from flatscope.inputs.loading import load
-from flatscope.measures.lines import Lines, layers_ahead, lines_at_once, moved_parameters
+from flatscope.measures.lines import Lines, layers_before_any_moved_weight, lines_at_once, moved_parameters
 from flatscope.measures.radius import drawn_radii, unit_normals
 from flatscope.training.label_noise import random_labels
 from flatscope.training.loop import TrainConfig, train
@@ -148,7 +148,7 @@ def test_the_mask_of_the_top_layer_touches_nothing_else() -> None:
     assert moved_parameters(ctx, "top") == ("fc2.weight", "fc2.bias")
     assert moved_parameters(ctx, ("conv1", "fc1")) == ("conv1.weight", "conv1.bias", "fc1.weight", "fc1.bias")
     assert set(moved_parameters(ctx, None)) == set(ctx.trainable)
-    ahead = layers_ahead(ctx, moved=moved_parameters(ctx, "top"))
+    ahead = layers_before_any_moved_weight(ctx, moved=moved_parameters(ctx, "top"))
     assert ahead.is_output
     with pytest.raises(fs.InputError, match="layer: expected a known layer"):
         moved_parameters(ctx, "fc9")

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import flatscope as fs
 from flatscope.generalization_bounds.classical import spread_by_sample
-from flatscope.measures.robustness import _noise, errors_under_noise
+from flatscope.measures.robustness import _noise_of_samples, errors_under_noise
 from flatscope_papers.theory.input_changes import input_change_bound
 from flatscope_papers.theory.partitions import Grid, NearestCentre, greedy_cover, k_means, partition_robustness
 
@@ -53,7 +53,7 @@ def test_the_first_draws_are_the_same_however_many_follow(size: int) -> None:
         generator = torch.Generator().manual_seed(int.from_bytes(digest, "big") >> 1)
         whole = torch.randn(draws, size, generator=generator)
         for first in range(1, draws + 1):
-            assert torch.equal(_noise(ctx, x, draws, first)[:, 3], whole[:first])
+            assert torch.equal(_noise_of_samples(ctx, x, draws, first)[:, 3], whole[:first])
 
 
 def test_standard_error_is_that_of_repetition() -> None:

@@ -263,7 +263,7 @@ class Branching(nn.Module):
 def test_a_network_that_cannot_be_stacked_is_run_one_by_one() -> None:
     tiny = replace(mlp(), model=Branching().double().eval(), layers=("second",), initial={})
     ctx = Context(tiny.problem())
-    assert not perturbation.stackable(ctx)
+    assert not perturbation.can_stack_weights(ctx)
     dense, draw = Dense(tiny), {name: torch.ones_like(value) for name, value in ctx.trainable.items()}
     expected = float(dense.loss({name: value + 1 for name, value in dense.params.items()}).detach())
     assert perturbed_losses(ctx, [draw, draw]).tolist() == pytest.approx([expected] * 2, rel=1e-12)

@@ -14,7 +14,7 @@ from networks import mlp
 from test_report import Page, row, table
 
 import flatscope as fs
-from flatscope.formatting import percent
+from flatscope.formatting import as_percent
 from flatscope.landscapes.surface import Surface
 from flatscope.reports.figures import measured_plots
 from flatscope.reports.items import read_item
@@ -159,7 +159,7 @@ def test_unit_profiles() -> None:
     assert len(ranks) <= 160
     assert (ranks[0], ranks[-1]) == (1, 1000)
     assert [line[1] for line in plots[0].rows] == ["40", "1000"]
-    assert plots[0].rows[0][-1] == percent(values[-4:].sum() / values.sum())
+    assert plots[0].rows[0][-1] == as_percent(values[-4:].sum() / values.sum())
     page = Page(page_text(tables))
     for title in ("rho_unit · fc1", "rho_unit · fc2"):
         assert title in page.text("p")  # both at the top, and only there

@@ -19,7 +19,7 @@ from flatscope.reports.population_page import population_sentences
 from flatscope.training.populations.population_frame import (
     PopulationFrame,
     base_name,
-    colouring,
+    colour_column,
     is_population,
     network_names,
     target_column,
@@ -53,7 +53,10 @@ def test_columns_of_lists_and_columns_without_a_value_do_no_harm() -> None:
     widths = [[64, 16, 10], [64, 32, 10]] * 12
     found = PopulationFrame(frame.assign(gradient_noise=math.nan, **{"model.widths": widths}))
     assert list(found.measures) == NETWORK_WIDE[:2]
-    assert getattr(colouring(PopulationFrame(found.frame, parameters=["model.widths"])), "name", None) == "model.widths"
+    assert (
+        getattr(colour_column(PopulationFrame(found.frame, parameters=["model.widths"])), "name", None)
+        == "model.widths"
+    )
 
 
 def test_columns_find_their_parts() -> None:
@@ -62,10 +65,10 @@ def test_columns_find_their_parts() -> None:
     assert list(found.measures) == NETWORK_WIDE[:5]
     assert found.parameters == ("batch_size", "optimizer")  # the seed differs in every row, the loss is an outcome
     by = [found, PopulationFrame(population(), parameters=["optimizer"]), PopulationFrame(population(), parameters=[])]
-    chosen = [colouring(one) for one in by]
+    chosen = [colour_column(one) for one in by]
     assert [None if column is None else column.name for column in chosen] == ["batch_size", "optimizer", "batch_size"]
     rest = population().drop(columns=["batch_size", "optimizer", "seed"])
-    assert getattr(colouring(PopulationFrame(rest)), "name", None) == "train_loss"
+    assert getattr(colour_column(PopulationFrame(rest)), "name", None) == "train_loss"
     sweep = population().rename(columns=lambda name: f"metrics.{name}")
     assert is_population(sweep)
     assert list(PopulationFrame(sweep).measures) == [f"metrics.{name}" for name in NETWORK_WIDE[:5]]

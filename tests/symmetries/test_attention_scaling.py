@@ -18,7 +18,7 @@ from flatscope.network.ties import Ties
 from flatscope.network.tracing import trace
 from flatscope.network.watching import FunctionChangedError, relative_difference
 from flatscope.symmetries.folding import fold_batchnorm
-from flatscope.symmetries.scaling import rescaled_params, with_weights
+from flatscope.symmetries.scaling import network_with_weights, rescaled_params
 
 X = torch.randn(3, 5, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]  # queries, keys, values (n, heads, length, d)
@@ -235,7 +235,7 @@ def test_a_parameter_that_is_spared_is_noticed(spared: str) -> None:
     changed = dict(fs.rescale(model, X, by=by).named_parameters())
     changed[spared] = model.get_parameter(spared)
     with pytest.raises(FunctionChangedError):
-        with_weights(model, changed, X, "a test")
+        network_with_weights(model, changed, X, "a test")
 
 
 def test_one_head_with_the_factors_of_another_is_noticed() -> None:
@@ -243,7 +243,7 @@ def test_one_head_with_the_factors_of_another_is_noticed() -> None:
     changed = dict(fs.rescale(model, X, by="attention").named_parameters())
     changed = {key: value.roll(4, 0) if key == "key.weight" else value for key, value in changed.items()}
     with pytest.raises(FunctionChangedError):
-        with_weights(model, changed, X, "a test")
+        network_with_weights(model, changed, X, "a test")
 
 
 def test_powers_along_chains_of_joins() -> None:

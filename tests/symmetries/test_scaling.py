@@ -12,7 +12,7 @@ from flatscope.network.tracing import trace
 from flatscope.network.watching import FunctionChangedError, refuse_if_different, relative_difference
 from flatscope.params import named_parameters
 from flatscope.symmetries.folding import fold_batchnorm
-from flatscope.symmetries.scaling import given_scales, random_scales, rescale, rescaled_params
+from flatscope.symmetries.scaling import random_scales, rescale, rescaled_params, scales_from_factors
 from flatscope_papers.theory.rewritten_networks import shrink_layer
 
 pytestmark = pytest.mark.fast
@@ -424,7 +424,7 @@ def test_mistakes_are_explained():
     with pytest.raises(InputError, match="7 units"):
         rescale(model, x, factors={"0": [1.0, 2.0]})
     with pytest.raises(InputError, match="network output"):
-        given_scales(graph, {"4": 2.0})
+        scales_from_factors(graph, {"4": 2.0})
     with pytest.raises(InputError, match="13 scales"):
         rescaled_params(graph, named_parameters(model), torch.ones(3))
     with pytest.raises(InputError, match="no factors"):

@@ -242,16 +242,16 @@ class Own(nn.Sequential):
 def test_only_what_is_the_same_in_every_step_becomes_a_graph():
     x, model = torch.ones(2, 1, 6, 6), noisy()
     before, state = copy.deepcopy(model), torch.get_rng_state()
-    assert gpu_steps.is_steady(model, x)
+    assert gpu_steps.step_is_the_same_every_time(model, x)
     assert same_bits(model, before)
     assert torch.equal(state, torch.get_rng_state())
-    assert gpu_steps.is_steady(build("vgg", input_shape=(1, 8, 8), classes=3), torch.ones(2, 1, 8, 8))
-    assert not gpu_steps.is_steady(Own(*noisy()), x)
+    assert gpu_steps.step_is_the_same_every_time(build("vgg", input_shape=(1, 8, 8), classes=3), torch.ones(2, 1, 8, 8))
+    assert not gpu_steps.step_is_the_same_every_time(Own(*noisy()), x)
     model[1].momentum = None  # averages over all batches, whose number it has to look at
-    assert not gpu_steps.is_steady(model, x)
+    assert not gpu_steps.step_is_the_same_every_time(model, x)
     hooked = noisy()
     hooked[0].register_forward_hook(lambda *_: None)
-    assert not gpu_steps.is_steady(hooked, x)
+    assert not gpu_steps.step_is_the_same_every_time(hooked, x)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")

@@ -11,7 +11,7 @@ from rich.cells import cell_len
 
 from flatscope.comparing.records import DIFFERENCES, records_of
 from flatscope.definitions import explained_symbols, typical_values
-from flatscope.formulas import as_text
+from flatscope.formulas import formula_as_text
 from flatscope.registry import COSTS, NEEDS, PAPERS, SEARCHES, SYMMETRIES, Declaration, declarations, family_name
 
 INDENT = "  "
@@ -38,8 +38,8 @@ def measure_page(entry: Declaration, width: int = 80) -> str:
 
 
 def _formula_text(entry: Declaration, width: int) -> str:
-    symbols = [(as_text(symbol), words) for symbol, words in explained_symbols(entry.symbol, entry.definition)]
-    written = textwrap.fill(as_text(entry.symbol), width, initial_indent=INDENT, subsequent_indent=INDENT * 3)
+    symbols = [(formula_as_text(symbol), words) for symbol, words in explained_symbols(entry.symbol, entry.definition)]
+    written = textwrap.fill(formula_as_text(entry.symbol), width, initial_indent=INDENT, subsequent_indent=INDENT * 3)
     return f"{written}\n{_two_column_text(symbols, width, indent=INDENT * 2)}".rstrip()
 
 
@@ -110,8 +110,8 @@ def _options_text(entry: Declaration, arguments: dict[str, str], width: int) -> 
 def _split_docstring(entry: Declaration) -> tuple[str, dict[str, str]]:
     """The text between the first line and the arguments, with formulas as text, and what each argument is."""
     text = inspect.getdoc(entry.function) or ""
-    text = re.sub(r":math:`([^`]*)`", lambda found: as_text(found[1]), text)
-    text = re.sub(r"\.\. math:: (.*)", lambda found: as_text(found[1]), text)
+    text = re.sub(r":math:`([^`]*)`", lambda found: formula_as_text(found[1]), text)
+    text = re.sub(r"\.\. math:: (.*)", lambda found: formula_as_text(found[1]), text)
     text, _, listed = text.partition("\nArgs:\n")
     listed = re.split(r"\n(?=\S)", listed)[0]  # up to the next section
     arguments = re.findall(r"^ {4}(\w+): (.*(?:\n {5,}.*)*)", listed, flags=re.MULTILINE)

@@ -91,7 +91,7 @@ def run_measure(given: MeasureCommand) -> None:
             problem, loaded = load_problem(given, device=own_device, dtype=number_type, initial=before)
             context = Context(problem, seed=given.seed, effort=make_effort(**given.effort_arguments()))
             if not problem.ranks.rank:
-                show_note(str(measuring.plan(context, names)))
+                show_note(str(measuring.plan_of_measures(context, names)))
             fit = Fit.of(context, loaded)
             watch = _row_printer(speaks=not problem.ranks.rank)
             measured = measuring.measure(problem, names, options=options, context=context, watch=watch)

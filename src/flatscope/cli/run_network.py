@@ -6,7 +6,8 @@ import json
 
 from rich.text import Text
 
-from flatscope.auditing import Audit, audit
+from flatscope.audit_result import Audit
+from flatscope.auditing import audit
 from flatscope.cli.options import AuditCommand, ExplainCommand, LandscapeCommand, SpectrumCommand
 from flatscope.cli.output import (
     check_output_file,
@@ -38,7 +39,7 @@ from flatscope.ranks import process_group
 from flatscope.spectra.density import SpectralDensity
 from flatscope.spectra.eigenpairs import Eigenpairs
 from flatscope.spectra.spectrum_functions import eigenpairs, spectral_density
-from flatscope.symmetries.scaling import WAYS, ways_of
+from flatscope.symmetries.scaling import WAYS, applicable_ways_of_rewriting
 
 SHOWN = 6  # measures that are named beside a reason
 _STYLES = {"moved": "yellow", "invariant": "green", "not tested": "dim"}
@@ -56,7 +57,7 @@ def run_audit(given: AuditCommand) -> None:
     with process_group(given.device) as own_device:
         before = None if begun is None else read_weights(begun)
         problem, _ = load_problem(given, device=own_device, initial=before)
-        ways = given.by or ways_of(problem.model, problem.example())
+        ways = given.by or applicable_ways_of_rewriting(problem.model, problem.example())
         found = audit(problem, given.measures, ways, given.trials, given.seed, options=options)
         if problem.ranks.rank:
             return  # every rank has the same audit; the first one shows it

@@ -25,12 +25,14 @@ from flatscope.files import foreign_parquet
 from flatscope.formatting import some_of
 from flatscope.reports.leaderboard_page import leaderboard_sentences
 from flatscope.result import reading
-from flatscope.training.benchmarking.leaderboard import Leaderboard, benchmark, rebuild, released_leaderboard
+from flatscope.training.benchmarking.leaderboard import benchmark
+from flatscope.training.benchmarking.leaderboard_result import Leaderboard
 from flatscope.training.benchmarking.recipe import SUBSET
+from flatscope.training.benchmarking.release import rebuild_release, released_leaderboard
 from flatscope.training.populations.atlas_curves import Atlas
 from flatscope.training.populations.atlas_making import atlas
 from flatscope.training.populations.population_frame import measure_columns
-from flatscope.training.sweeps.configuration import flat
+from flatscope.training.sweeps.configuration import flat_values
 from flatscope.training.sweeps.store import Store
 
 SCORES_SHOWN = (
@@ -71,7 +73,7 @@ def read_table_of_looks(source: str) -> pd.DataFrame:
     for stored in Store(source).stored():
         for frame in map(stored.frame, stored.frames):
             if "epoch" in frame and len(measure_columns(frame)):
-                settings = {name: value for name, value in flat(stored.config).items() if name not in frame}
+                settings = {name: value for name, value in flat_values(stored.config).items() if name not in frame}
                 parts.append(frame.assign(**settings, network=stored.key))
                 break
     if not parts:
@@ -109,7 +111,7 @@ def run_benchmark(given: BenchmarkCommand) -> None:
         if given.store is None or given.measures:
             raise InputError("--store FOLDER and no measures", "something else", where="--rebuild")
         check_output_folder(given.rebuild)
-        board = rebuild(given.rebuild, given.store, workers=given.workers)
+        board = rebuild_release(given.rebuild, given.store, workers=given.workers)
         show_note(f"table and leaderboards written to {given.rebuild}")
     else:
         board = benchmark(given.measures, networks=count, data=given.data, store=given.store, workers=given.workers)

@@ -20,7 +20,7 @@ from flatscope.inputs.weight_files import STATE_FILE
 from flatscope.progress import progress
 from flatscope.result import reading
 from flatscope.symmetries.folding import has_batchnorm
-from flatscope.training.checkpoint import EARLIER, TrainConfig, fingerprint, learning_rate
+from flatscope.training.checkpoint import EARLIER, TrainConfig, data_fingerprint, learning_rate
 from flatscope.training.stability.recording import StabilityRecorder
 from flatscope.training.stability.sharpness_record import Stability
 
@@ -140,7 +140,7 @@ def _run_of_training_folder(given: StabilityCommand, loaded: Any) -> Run:
             raise InputError("settings of the run alone", option, where=str(folder), fix=f"Leave out {option}")
     if given.loss not in ("cross_entropy", config.loss):
         raise InputError(f"the loss of the run, {config.loss}", given.loss, where="--loss")
-    if not isinstance(loaded, Data) or fingerprint(*loaded.train) != digest:
+    if not isinstance(loaded, Data) or data_fingerprint(*loaded.train) != digest:
         fix = "Give --data, --train-size, --flatten and the other options of the training"
         raise InputError("the samples that the run was trained on", "others", where=str(folder), fix=fix)
     n = len(loaded.train[1])

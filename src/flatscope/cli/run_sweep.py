@@ -14,14 +14,14 @@ from flatscope.formatting import numbered, some_of
 from flatscope.training.sweeps.configuration import TRAIN_AND_MEASURE, Sweep
 from flatscope.training.sweeps.engines import run_units
 from flatscope.training.sweeps.store import Store
-from flatscope.training.sweeps.work import check_configs
+from flatscope.training.sweeps.work import check_configurations
 
 
 def run_sweep_file(file: Path, given: EngineOptions) -> None:
     """Run what the store does not have of the sweep that a file describes."""
     sweep = Sweep.from_file(file)
     if sweep.work == TRAIN_AND_MEASURE:  # only of it is known what it needs
-        check_configs(sweep.configs(), str(file))
+        check_configurations(sweep.configs(), str(file))
     kept = Store(given.store)
     _note_changed_sweep_file(sweep, kept)
     kept.remember(sweep.name, sweep.to_dict())

@@ -26,7 +26,7 @@ from flatscope.network_summary import NetworkSummary
 from flatscope.problem import Problem
 from flatscope.progress import progress
 from flatscope.registry import select
-from flatscope.samples import order_digest
+from flatscope.sample_digests import order_digest
 from flatscope.summarising import summary_of
 from flatscope.symmetries.folding import fold_batchnorm, has_batchnorm
 from flatscope.table import Table

@@ -15,7 +15,8 @@ from flatscope.context import Context
 from flatscope.isolation import untouched_randomness
 from flatscope.leaks import Overlap
 from flatscope.network_summary import NetworkSummary
-from flatscope.samples import Samples, order_digest
+from flatscope.sample_digests import order_digest
+from flatscope.samples import Samples
 
 SIGNIFICANT = 0.05
 CLEARLY = 3  # standard errors by which a test error is lower than that of a constant output

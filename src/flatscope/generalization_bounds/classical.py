@@ -197,10 +197,10 @@ def robustness(ctx: Context, *, delta: float, levels: int = 7) -> Value:
         levels: number of partitions.
     """
     refuse_unless_whole(levels, "levels")
-    centres = _centres(ctx, 2 ** (levels - 1))
+    centres = _random_centres(ctx, 2 ** (levels - 1))
     classes, n = ctx.problem.n_classes, ctx.problem.n_train
     sizes = [2**k for k in range(levels) if 2**k <= len(centres)]
-    cells, losses = (torch.cat(parts) for parts in zip(*_placed(ctx, centres, sizes), strict=True))
+    cells, losses = (torch.cat(parts) for parts in zip(*_cells_and_losses(ctx, centres, sizes), strict=True))
     partitions = [
         TriedPartition(index, size * classes, float(spread_by_sample(cells[:, index - 1], losses, n).max()))
         for index, size in enumerate(sizes, start=1)
@@ -210,7 +210,7 @@ def robustness(ctx: Context, *, delta: float, levels: int = 7) -> Value:
     return Value(value, exact=False, reason=remark)
 
 
-def _centres(ctx: Context, most: int) -> Tensor:
+def _random_centres(ctx: Context, most: int) -> Tensor:
     """At most that many test inputs as vectors, at random and in random order: (k, d)."""
     n = ctx.problem.part("test").n
     order = torch.randperm(n, generator=ctx.generator("robustness"))[:most]
@@ -225,7 +225,7 @@ def _centres(ctx: Context, most: int) -> Tensor:
     return torch.stack([found[int(i)] for i in order])
 
 
-def _placed(ctx: Context, centres: Tensor, sizes: list[int]) -> Iterator[tuple[Tensor, Tensor]]:
+def _cells_and_losses(ctx: Context, centres: Tensor, sizes: list[int]) -> Iterator[tuple[Tensor, Tensor]]:
     """Cells (n, partitions) and clipped losses (n,) of a batch at a time, training samples first."""
     with torch.no_grad():
         for part in ("train", "test"):

@@ -20,10 +20,15 @@ from torch.nn import functional
 
 from flatscope.context import Context, sample_margins
 from flatscope.errors import InputError, NotApplicable, refuse_unless_whole
-from flatscope.generalization_bounds.pac_bayes import gaussian_kl, zero_one
-from flatscope.generalization_bounds.relative_entropy import STEPS_PER_E, certified_error, log_price, prior_variance_of
+from flatscope.generalization_bounds.pac_bayes import gaussian_kl, zero_one_loss
+from flatscope.generalization_bounds.relative_entropy import (
+    STEPS_PER_E,
+    certified_error,
+    log_price_of_prior_variance,
+    prior_variance_of,
+)
 from flatscope.params import Params, flatten, unflatten
-from flatscope.perturbation import kept_samples
+from flatscope.perturbation import samples_as_one_batch
 from flatscope.progress import progress
 from flatscope.registry import Value, bound
 from flatscope.samples import Batch, rows_of_inputs
@@ -69,7 +74,7 @@ def best_prior(posterior: Posterior, centre: Params, largest: float) -> tuple[fl
     return gaussian_kl(shift, posterior.sigma, math.sqrt(prior_variance_of(best, largest))), best
 
 
-def surrogate(outputs: Tensor, targets: Tensor) -> Tensor:
+def surrogate_loss(outputs: Tensor, targets: Tensor) -> Tensor:
     """Cross-entropy in bits, per sample: at least 1 wherever the label is not the most probable class."""
     one = outputs.ndim == 1 or outputs.shape[1] == 1
     losses = (
@@ -109,7 +114,7 @@ def trained_posterior(
         training: steps, batch and rate.
     """
     n, origin, generator = len(samples[1]), flatten(centre), ctx.generator("pac_bayes_optimised, noise")
-    scale = _scale(weights)
+    scale = _root_mean_square_weight(weights)
     whole = (flatten(weights) - origin) / scale
     offset, log_sigma = whole.clone(), torch.zeros_like(whole)  # of the mean from the centre, in units of the scale
 
@@ -124,7 +129,7 @@ def trained_posterior(
         variance = min(total / len(offset), prior_variance_of(1, largest))
         index = STEPS_PER_E * math.log(largest / variance)
         kl = (total / variance + len(offset) * (math.log(variance) - 1)) / 2 - float(log_sigma.sum(dtype=torch.float64))
-        cost = math.sqrt((max(kl, 0.0) + log_price(index, n, delta)) / (2 * (n - 1)))
+        cost = math.sqrt((max(kl, 0.0) + log_price_of_prior_variance(index, n, delta)) / (2 * (n - 1)))
         weight = 1 / (4 * (n - 1) * cost)  # of a derivative of KL in that of the cost
         by_offset = scale * ((up + down) / 2 + weight / variance * shift)
         by_sigma = (up - down) / 2 * noise * sigma + weight * (squares / variance - 1)
@@ -139,24 +144,24 @@ def trained_posterior(
         return sum(loss / 2 + cost for loss, cost, _ in found)
 
     objective(*min(itertools.product(WAYS, SIZES), key=lambda pair: objective(*pair)))
-    _descend(ctx, "Posterior", samples, [offset, log_sigma], slopes, training, share=0.6)
+    _adam_descent(ctx, "Posterior", samples, [offset, log_sigma], slopes, training, share=0.6)
     return Posterior(unflatten(origin + scale * offset, weights), unflatten(log_sigma.exp(), weights))
 
 
 def trained_weights(ctx: Context, samples: Batch, start: Params, training: Training) -> Params:
     """Weights after training on these samples alone, without noise."""
-    origin, scale = flatten(start), _scale(start)
+    origin, scale = flatten(start), _root_mean_square_weight(start)
     offset = torch.zeros_like(origin)
 
     def slopes(batch: Batch) -> tuple[float, float, list[Tensor]]:
         loss, slope = _loss_and_slope(ctx, batch, origin + scale * offset, start)
         return loss, 0.0, [scale * slope]
 
-    _descend(ctx, "Prior", samples, [offset], slopes, training, share=0.3)
+    _adam_descent(ctx, "Prior", samples, [offset], slopes, training, share=0.3)
     return unflatten(origin + scale * offset, start)
 
 
-def _scale(weights: Params) -> float:
+def _root_mean_square_weight(weights: Params) -> float:
     """The root mean square of all weights: a step changes one by lr times that at most."""
     return math.sqrt(float(flatten(weights).square().mean(dtype=torch.float64))) or 1.0
 
@@ -164,14 +169,14 @@ def _scale(weights: Params) -> float:
 def _loss_and_slope(ctx: Context, batch: Batch, weights: Tensor, like: Params) -> tuple[float, Tensor]:
     inputs, targets = batch
     leaves = {name: value.detach().requires_grad_() for name, value in unflatten(weights, like).items()}
-    loss = surrogate(ctx.forward(inputs, {**ctx.params, **leaves}), targets).mean()
+    loss = surrogate_loss(ctx.forward(inputs, {**ctx.params, **leaves}), targets).mean()
     slopes = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
     ctx.count("forward", len(targets))
     ctx.count("backward", len(targets))
     return float(loss.detach()), torch.cat([slope.flatten() for slope in slopes])
 
 
-def _descend(
+def _adam_descent(
     ctx: Context, what: str, samples: Batch, moved: list[Tensor], slopes: Slopes, training: Training, share: float
 ) -> None:
     """Steps of Adam on these tensors, with a rate that falls to zero; they end early on flat ground, or by the clock.
@@ -187,12 +192,12 @@ def _descend(
     """
     optimizer = torch.optim.Adam(moved, lr=training.lr, fused=True)
     generator = ctx.generator(f"pac_bayes_optimised, {what}")
-    spent, part = _clock(ctx, share), max(1, training.steps // PARTS)
+    spent, part = _share_of_time_spent(ctx, share), max(1, training.steps // PARTS)
     found: list[float] = []
     with progress(what, total=training.steps, lines=True) as advance:
         for step in range(training.steps):
             done = max(step / training.steps, spent())
-            if done >= 1 or (step % part == 0 and _is_flat(found, part)):
+            if done >= 1 or (step % part == 0 and _has_stopped_falling(found, part)):
                 break
             for group in optimizer.param_groups:
                 group["lr"] = training.lr * (1 - done)
@@ -204,12 +209,12 @@ def _descend(
             advance()
 
 
-def _is_flat(found: list[float], part: int) -> bool:
+def _has_stopped_falling(found: list[float], part: int) -> bool:
     before, last = found[-2 * part : -part], found[-part:]
     return len(before) == part and math.fsum(before) - math.fsum(last) < FLAT * part
 
 
-def _clock(ctx: Context, share: float) -> Callable[[], float]:
+def _share_of_time_spent(ctx: Context, share: float) -> Callable[[], float]:
     """How much of this share of the time left is over, the same on every rank; always 0 where there is no deadline."""
     begun, deadline, ranks = time.monotonic(), ctx.effort.deadline, ctx.problem.ranks
     if deadline is None:
@@ -226,7 +231,7 @@ def _clock(ctx: Context, share: float) -> Callable[[], float]:
 def random_batch(samples: Batch, size: int, generator: torch.Generator) -> Batch:
     """Samples drawn with replacement; all of them, once, where no more are asked for."""
     n = len(samples[1])
-    return samples if size >= n else _rows(samples, torch.randint(n, (size,), generator=generator))
+    return samples if size >= n else _rows_of_batch(samples, torch.randint(n, (size,), generator=generator))
 
 
 def sampled_errors(
@@ -237,13 +242,13 @@ def sampled_errors(
     They are independent, and their mean is in expectation the error on all samples: that is all that Chernoff's
     inequality needs, so that many draws on a few samples say more than few draws on all. By the clock it ends early.
     """
-    generator, spent = ctx.generator(f"pac_bayes_optimised, {part}"), _clock(ctx, share)
+    generator, spent = ctx.generator(f"pac_bayes_optimised, {part}"), _share_of_time_spent(ctx, share)
     errors: list[Tensor] = []
     with torch.no_grad(), progress("Draws", total=draws, lines=True) as advance:
         while len(errors) < draws and not (len(errors) > 1 and spent() >= 1):
             inputs, targets = random_batch(samples, batch, generator)
             outputs = ctx.forward(inputs, {**ctx.params, **posterior.drawn(generator)})
-            errors.append(zero_one(outputs, targets).mean())
+            errors.append(zero_one_loss(outputs, targets).mean())
             ctx.count("forward", len(targets))
             advance()
     return torch.stack(errors).double().cpu()
@@ -303,14 +308,14 @@ def pac_bayes_optimised(
     if not (0 < sampling < 1 and prior_variance > 0 and lr > 0):
         got = f"{sampling}, {prior_variance}, {lr}"
         raise InputError("0 < sampling < 1, prior_variance > 0, lr > 0", got, where="pac_bayes_optimised")
-    samples, training = _samples(ctx, "train"), Training(steps, batch, lr)
+    samples, training = _samples_of_part(ctx, "train"), Training(steps, batch, lr)
     if len(samples[1]) < (fewest := 4 if prior == "half" else 2):
         raise NotApplicable(f"at least {fewest} samples", str(len(samples[1])))
-    centre = _centre(ctx, prior)
+    centre = _prior_centre(ctx, prior)
     if prior == "half":
         # Two halves drawn at random, whatever is in them.
         order = torch.randperm(len(samples[1]), generator=ctx.generator("pac_bayes_optimised, halves"))
-        seen, samples = (_rows(samples, half) for half in order.tensor_split(2))
+        seen, samples = (_rows_of_batch(samples, half) for half in order.tensor_split(2))
         centre = trained_weights(ctx, seen, centre, training)
     n, (own, by_draws) = len(samples[1]), (delta * (1 - sampling), delta * sampling)
     posterior = trained_posterior(ctx, samples, ctx.trainable, centre, prior_variance, own, training)
@@ -320,13 +325,13 @@ def pac_bayes_optimised(
     said = ""
     if ctx.problem.test is not None:
         few = max(2, draws // TEST_SHARE)
-        tested = sampled_errors(ctx, posterior, _samples(ctx, "test"), few, batch, "test", share=0.1)
-        said = f", test error {_with_stderr(tested)}"
+        tested = sampled_errors(ctx, posterior, _samples_of_part(ctx, "test"), few, batch, "test", share=0.1)
+        said = f", test error {_mean_with_stderr(tested)}"
     errors = sampled_errors(ctx, posterior, samples, draws, batch, "train", share=0.9)
     value = certified_error(float(errors.mean()), len(errors), kl, index, n, own, by_draws)
     return Value(
         value,
-        reason=f"of the stochastic classifier: training error {_with_stderr(errors)}{said}; "
+        reason=f"of the stochastic classifier: training error {_mean_with_stderr(errors)}{said}; "
         f"KL {kl:.4g} from a prior at {_MEANS[prior]} with variance "
         f"{prior_variance_of(index, prior_variance):.3g} (j = {index}); n = {n:,}; delta {own:g} and {by_draws:g} for "
         f"{len(errors):,} draws",
@@ -336,18 +341,18 @@ def pac_bayes_optimised(
 _MEANS = {"initial": "the weights before training", "zero": "zero", "half": "weights trained on the other half"}
 
 
-def _with_stderr(errors: Tensor) -> str:
+def _mean_with_stderr(errors: Tensor) -> str:
     return f"{float(errors.mean()):.4f} ± {float(errors.std()) / math.sqrt(len(errors)):.1g}"
 
 
-def _samples(ctx: Context, part: str) -> Batch:
-    found = kept_samples(ctx, part)
+def _samples_of_part(ctx: Context, part: str) -> Batch:
+    found = samples_as_one_batch(ctx, part)
     if found is None:
         raise NotApplicable(f"needs {part} samples of one shape that fit in memory, to draw batches from")
     return found
 
 
-def _centre(ctx: Context, prior: str) -> Params:
+def _prior_centre(ctx: Context, prior: str) -> Params:
     """Weights that the training data have not touched; for "half" those from which the prior's training starts."""
     if prior == "zero":
         return {name: torch.zeros_like(value) for name, value in ctx.trainable.items()}
@@ -360,6 +365,6 @@ def _centre(ctx: Context, prior: str) -> Params:
     return {name: initial[name] for name in ctx.trainable}
 
 
-def _rows(samples: Batch, rows: Tensor) -> Batch:
+def _rows_of_batch(samples: Batch, rows: Tensor) -> Batch:
     inputs, targets = samples
     return rows_of_inputs(inputs, rows), targets[rows.to(targets.device)]

@@ -21,10 +21,10 @@ from flatscope.loss import Loss
 from flatscope.measures.interactions import condition_c1_mu, condition_c2, condition_c3, relu_chain
 from flatscope.measures.pac_bayes import noise_scale
 from flatscope.params import Params
-from flatscope.perturbation import blocks_of_losses, checked_levels, random_normal, with_loss
+from flatscope.perturbation import blocks_of_losses, checked_levels, context_with_loss, random_normal
 from flatscope.registry import Value, bound
 from flatscope.samples import as_rows
-from flatscope.sampling import draw_until_precise, in_rows
+from flatscope.sampling import draw_until_precise, rows_from_blocks
 
 FORMS = ("eq5", "eq6", "maurer")
 # Standard deviations of the prior, fixed before any data is seen: ten per decade.
@@ -116,12 +116,12 @@ def pac_bayes(
     refuse_unless_whole(draws, "draws", least=2)
     if prior == "matched" and noise != "equal":
         raise NotApplicable("a prior with the variances of the noise would depend on the trained weights")
-    shift = _shift(ctx, prior_mean)
+    shift = _shift_from_prior_mean(ctx, prior_mean)
     alphas = checked_levels(alpha, "alpha")
     grid = alphas if prior == "matched" else PRIOR_SIGMAS
     priors, added = [], []
     for a in alphas:
-        sigma = _sigma(ctx, a, noise)
+        sigma = _noise_scale_of_weights(ctx, a, noise)
         priors.append(min((gaussian_kl(shift, sigma, s), s) for s in ((a,) if prior == "matched" else grid)))
         added.append(complexity_term(priors[-1][0], ctx.problem.n_train, delta / len(grid), form))
     errors = noisy_errors(ctx, alphas, noise, draws)
@@ -141,7 +141,7 @@ def pac_bayes(
     )
 
 
-def _shift(ctx: Context, prior_mean: str) -> Params:
+def _shift_from_prior_mean(ctx: Context, prior_mean: str) -> Params:
     initial = ctx.problem.initial  # none where BatchNorm was folded
     if prior_mean == "zero":
         return ctx.trainable
@@ -151,13 +151,16 @@ def _shift(ctx: Context, prior_mean: str) -> Params:
     return {name: value.double() - initial[name].double() for name, value in ctx.trainable.items()}
 
 
-def _sigma(ctx: Context, alpha: float, noise: str) -> Params:
+def _noise_scale_of_weights(ctx: Context, alpha: float, noise: str) -> Params:
     return {name: alpha * value for name, value in noise_scale(ctx, 10.0 if noise == "per_parameter" else 0.0).items()}
 
 
 def noisy_errors(ctx: Context, alphas: tuple[float, ...], noise: str, draws: int) -> Iterator[Tensor]:
     """0/1 training error of noisy networks, some draws at a time: (draws, alphas); all levels see the same draws."""
-    other, sigmas = with_loss(ctx, Loss("zero_one", zero_one)), [_sigma(ctx, a, noise) for a in alphas]
+    other, sigmas = (
+        context_with_loss(ctx, Loss("zero_one", zero_one_loss)),
+        [_noise_scale_of_weights(ctx, a, noise) for a in alphas],
+    )
 
     def perturbations() -> Iterator[Params]:
         generator = ctx.generator("pac_bayes")
@@ -166,10 +169,10 @@ def noisy_errors(ctx: Context, alphas: tuple[float, ...], noise: str, draws: int
             for sigma in sigmas:
                 yield {name: value[0] * sigma[name] for name, value in drawn.items()}
 
-    return in_rows(blocks_of_losses(other, perturbations()), len(alphas))
+    return rows_from_blocks(blocks_of_losses(other, perturbations()), len(alphas))
 
 
-def zero_one(outputs: Tensor, targets: Tensor) -> Tensor:
+def zero_one_loss(outputs: Tensor, targets: Tensor) -> Tensor:
     """1 where the label does not have the strictly largest output, undefined outputs included."""
     return 1.0 - (sample_margins(outputs, targets) > 0).double()
 
@@ -224,9 +227,9 @@ def theorem_1(c: TheoremConstants, sigmas: Sequence[float], flips: Sequence[floa
         delta: of the PAC-Bayes term.
     """
     gammas = [sigma / unit for sigma, unit in zip(sigmas, c.units, strict=True)]
-    fixed = _product(gammas) - 1
-    flipped = _product([g * c.c2 * c.c3 for g in gammas])
-    flipped *= _product([g * flip * c.c2 for g, flip in zip(gammas, flips, strict=True)]) - 1
+    fixed = _product_of_numbers(gammas) - 1
+    flipped = _product_of_numbers([g * c.c2 * c.c3 for g in gammas])
+    flipped *= _product_of_numbers([g * flip * c.c2 for g, flip in zip(gammas, flips, strict=True)]) - 1
     kl = sum((norm / sigma) ** 2 for norm, sigma in zip(c.norms, sigmas, strict=True))
     return (fixed + flipped) * c.lipschitz * c.outputs + math.sqrt((kl + math.log(1 / delta)) / n)
 
@@ -285,7 +288,7 @@ def sharpness_theorem_1(
     if not 0 < flip_delta < 1:
         raise InputError("0 < flip_delta < 1", str(flip_delta), where="sharpness_theorem_1")
     n = ctx.problem.n_train
-    c = _constants(ctx, samples, loss_constant(ctx, lipschitz))
+    c = _theorem_1_constants(ctx, samples, loss_constant(ctx, lipschitz))
     constant = flip_constant_corrected if corrected else flip_constant
     flips = [constant(max(width, 2), flip_delta) for width in c.widths[1:]]
 
@@ -308,7 +311,7 @@ def loss_constant(ctx: Context, given: float) -> float:
     raise NotApplicable(f"needs a loss that is Lipschitz in the outputs, not {ctx.problem.loss.name}; pass lipschitz=")
 
 
-def _constants(ctx: Context, samples: int, lipschitz: float) -> TheoremConstants:
+def _theorem_1_constants(ctx: Context, samples: int, lipschitz: float) -> TheoremConstants:
     chain = ctx.cached(relu_chain, samples=samples)
     mu = float(condition_c1_mu(ctx, samples=samples).value)
     # A network without hidden layers has no unit that could switch.
@@ -323,6 +326,6 @@ def _constants(ctx: Context, samples: int, lipschitz: float) -> TheoremConstants
     return TheoremConstants(chain.widths, norms, mu, c2, c3, total / ctx.problem.n_train, lipschitz)
 
 
-def _product(parts: Sequence[float]) -> float:
+def _product_of_numbers(parts: Sequence[float]) -> float:
     log = math.fsum(math.log1p(part) for part in parts)
     return math.exp(log) if log < 700 else math.inf

@@ -59,7 +59,7 @@ def psi_of(spread: PathSpread, epsilon: float, depth: int) -> float:
     return math.exp(log) if log <= math.log(sys.float_info.max) else math.inf
 
 
-def theorem_5_1(
+def theorem_5_1_bound(
     spread: PathSpread, epsilon: float, depth: int, widths: tuple[int, int, int], input_norm: float, lipschitz: float
 ) -> float:
     """The right-hand side of (11), letter by letter; `widths` are d_0, d_1 and d_L."""
@@ -78,7 +78,7 @@ class AllPaths:
     largest: float  # largest absolute path value
 
 
-def all_paths_of(paths: PathCoordinates) -> AllPaths:
+def all_paths_of_chain(paths: PathCoordinates) -> AllPaths:
     """Counts and norms by one pass each through the layers."""
     device = next(iter(paths.params.values())).device
     first = len(paths.graph.layers[0].inputs)
@@ -98,7 +98,7 @@ def all_paths_of(paths: PathCoordinates) -> AllPaths:
     return AllPaths(float(number.sum()), groups, math.sqrt(float(squares.sum())), float(largest.max()))
 
 
-def corrected_theorem(
+def corrected_theorem_5_1_bound(
     spread: PathSpread, everything: AllPaths, n_basis: int, epsilon: float, depth: int, factor: float
 ) -> float:
     """C_L C √N min(q ‖v_all‖, ε + √(non-basis paths) q max|v_p|), q = (1+r)^L / (1-r)^(L-1) - 1, r = ε / inf|v|.
@@ -154,9 +154,9 @@ def psi_theorem_5_1(
         depth = len(layers) - (depth_convention == "hidden_layers")
         widths = (len(layers[0].inputs), max(len(layer.outputs) for layer in layers[:-1]), len(layers[-1].outputs))
         norms = _input_norms(ctx, paths)
-        return theorem_5_1(spread, radius, depth, widths, max(norms), loss_constant(ctx, lipschitz))
+        return theorem_5_1_bound(spread, radius, depth, widths, max(norms), loss_constant(ctx, lipschitz))
 
-    return _rise_in_ball(ctx, rule, epsilon, relative, rise)
+    return _bound_on_rise_in_ball(ctx, rule, epsilon, relative, rise)
 
 
 @_of_ball(
@@ -191,9 +191,9 @@ def psi_theorem_5_1_corrected(
     def rise(paths: PathCoordinates, spread: PathSpread, radius: float) -> float:
         layers, norm = paths.graph.layers, _input_norms(ctx, paths)[0]
         factor = loss_constant(ctx, lipschitz) * (max(norm, 1.0) if any(layer.biases for layer in layers) else norm)
-        return corrected_theorem(spread, all_paths_of(paths), paths.count, radius, len(layers), factor)
+        return corrected_theorem_5_1_bound(spread, all_paths_of_chain(paths), paths.count, radius, len(layers), factor)
 
-    return _rise_in_ball(ctx, rule, epsilon, relative, rise)
+    return _bound_on_rise_in_ball(ctx, rule, epsilon, relative, rise)
 
 
 def pac_bayes_gap(expected_change: float, divergence: float, n: int, delta: float) -> float:
@@ -297,7 +297,7 @@ def _bounded_loss(ctx: Context, loss: str) -> float:
     return float((~(scores.margins > 0)).double().mean())
 
 
-def _rise_in_ball(
+def _bound_on_rise_in_ball(
     ctx: Context,
     rule: str,
     epsilon: float,
@@ -347,7 +347,7 @@ def _input_norms(ctx: Context, paths: PathCoordinates) -> list[float]:
         index = at[id(given["weight"])]
         norms[index] = max(norms[index], float(given["input"].norm(dim=1).max()))
         if index > 0:
-            _refuse_larger(given["input"].abs(), below[0].abs(), "a signal between two layers")
+            _refuse_larger_networks(given["input"].abs(), below[0].abs(), "a signal between two layers")
         below[0] = op.run()
         return below[0]
 
@@ -355,12 +355,12 @@ def _input_norms(ctx: Context, paths: PathCoordinates) -> list[float]:
     with torch.no_grad():
         for inputs, targets in double_ctx.batches():
             outputs = as_rows(replay(double_ctx.problem.model, inputs, note, params))
-            _refuse_larger((outputs - below[0]).abs(), torch.zeros_like(outputs), "what the last layer gives")
+            _refuse_larger_networks((outputs - below[0]).abs(), torch.zeros_like(outputs), "what the last layer gives")
             ctx.count("forward", len(targets))
     return norms
 
 
-def _refuse_larger(sizes: Tensor, allowed: Tensor, what: str) -> None:
+def _refuse_larger_networks(sizes: Tensor, allowed: Tensor, what: str) -> None:
     rounding = 1e-9 * max(1.0, float(sizes.max()))
     if sizes.shape != allowed.shape or not bool((sizes <= allowed + rounding).all()):
         raise NotApplicable(f"needs layers with nothing but ReLUs between them; another operation changes {what}")

@@ -20,7 +20,7 @@ def relative_entropy(q: float, p: float) -> float:
     return -sum(a * (math.log1p(by / a) if abs(by) < a / 2 else math.log(b / a)) for a, b, by in pairs if a > 0)
 
 
-def largest_mean(q: float, entropy: float) -> float:
+def largest_mean_within_entropy(q: float, entropy: float) -> float:
     """The largest p with kl(q‖p) ≤ entropy, by bisection down to neighbouring numbers, of which it is the upper one.
 
     Example:
@@ -28,7 +28,7 @@ def largest_mean(q: float, entropy: float) -> float:
         (0.095163, 0.150812)
     """
     if not 0 <= q <= 1 or not entropy >= 0:
-        raise InputError("0 ≤ q ≤ 1 and an entropy from 0 up", f"{q}, {entropy}", where="largest_mean")
+        raise InputError("0 ≤ q ≤ 1 and an entropy from 0 up", f"{q}, {entropy}", where="largest_mean_within_entropy")
     low, high = q, 1.0
     while low < (middle := (low + high) / 2) < high:
         low, high = (low, middle) if relative_entropy(q, middle) > entropy else (middle, high)
@@ -40,7 +40,7 @@ def prior_variance_of(index: int, largest: float) -> float:
     return largest * math.exp(-index / STEPS_PER_E)
 
 
-def log_price(index: float, n: int, delta: float) -> float:
+def log_price_of_prior_variance(index: float, n: int, delta: float) -> float:
     """ln(n/δ_j), where δ_j = 6δ / (π²j²) is what the j-th variance of the grid gets of δ."""
     return math.log(n / delta) + math.log(math.pi**2 / 6) + 2 * math.log(index)
 
@@ -62,5 +62,5 @@ def certified_error(
     if draws < 1 or not kl >= 0 or index < 1 or n < 2 or not (0 < delta < 1 and 0 < sampling_delta < 1):
         got = f"{draws}, {kl}, {index}, {n}, {delta}, {sampling_delta}"
         raise InputError("draws, KL ≥ 0, j ≥ 1, two samples, chances in (0, 1)", got, where="certified_error")
-    on_training = largest_mean(error, math.log(1 / sampling_delta) / draws)
-    return largest_mean(on_training, (kl + log_price(index, n, delta)) / (n - 1))
+    on_training = largest_mean_within_entropy(error, math.log(1 / sampling_delta) / draws)
+    return largest_mean_within_entropy(on_training, (kl + log_price_of_prior_variance(index, n, delta)) / (n - 1))

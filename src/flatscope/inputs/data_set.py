@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from flatscope.errors import DataFileError, InputError
 from flatscope.inputs.factories import find_factory
 from flatscope.inputs.formats import read_npz
-from flatscope.samples import as_samples
+from flatscope.sample_sources import as_samples
 
 Array = npt.NDArray[Any]
 Pair = tuple[Array, Array]

@@ -30,12 +30,12 @@ def orthogonal_normals(generator: torch.Generator, size: int, number: int) -> li
         raise InputError(f"at least {number} parameters for {number} directions", str(size), where="landscape")
     found: list[Tensor] = []
     for _ in range(number):
-        vector = orthogonal(torch.randn(size, generator=generator, dtype=torch.float64), found)
+        vector = orthogonal_component(torch.randn(size, generator=generator, dtype=torch.float64), found)
         found.append(vector * (size**0.5 / vector.norm()))
     return found
 
 
-def orthogonal(vector: Tensor, others: Sequence[Tensor]) -> Tensor:
+def orthogonal_component(vector: Tensor, others: Sequence[Tensor]) -> Tensor:
     """Component of a vector that is orthogonal to others, which are orthogonal to each other."""
     for _ in range(2):  # twice is enough to be orthogonal to rounding
         for other in others:
@@ -43,15 +43,15 @@ def orthogonal(vector: Tensor, others: Sequence[Tensor]) -> Tensor:
     return vector
 
 
-def gaussian(ctx: Context, number: int, length: float) -> list[Params]:
+def gaussian_directions(ctx: Context, number: int, length: float) -> list[Params]:
     """Isotropic directions over all weights and biases, orthogonal, of exactly this length."""
     like = ctx.trainable
     size = sum(value.numel() for value in like.values())
     drawn = orthogonal_normals(ctx.generator("landscape"), size, number)
-    return [_on_device(ctx, unflatten(vector * (length / size**0.5), like)) for vector in drawn]
+    return [_direction_on_device(ctx, unflatten(vector * (length / size**0.5), like)) for vector in drawn]
 
 
-def filter_normalised(ctx: Context, number: int) -> list[Params]:
+def filter_normalised_directions(ctx: Context, number: int) -> list[Params]:
     """Gaussian directions whose part in every filter is as long as the filter (Li et al. 2018).
 
     A filter is what feeds one output channel or unit: its row of the weight, and its bias with it, so that scaling
@@ -65,36 +65,36 @@ def filter_normalised(ctx: Context, number: int) -> list[Params]:
         {name: torch.zeros(v.shape, dtype=torch.float64) for name, v in like.items()} for _ in range(number)
     ]
     for weight, bias, axis in _filter_groups(ctx):
-        rows = _rows(like[weight].detach().double().cpu(), axis)
+        rows = _rows_by_filter(like[weight].detach().double().cpu(), axis)
         if bias is not None:
             rows = torch.cat([rows, like[bias].detach().double().cpu()[:, None]], dim=1)  # (filters, entries)
-        for drawn, direction in zip(_in_filters(rows, generator, number), found, strict=True):
+        for drawn, direction in zip(_orthogonal_normals_by_filter(rows, generator, number), found, strict=True):
             if bias is not None:
                 drawn, direction[bias] = drawn[:, :-1], drawn[:, -1]
-            direction[weight] = _from_rows(drawn, like[weight], axis)
-    return [_on_device(ctx, direction) for direction in found]
+            direction[weight] = _tensor_from_filter_rows(drawn, like[weight], axis)
+    return [_direction_on_device(ctx, direction) for direction in found]
 
 
-def hessian(ctx: Context, number: int, length: float) -> list[Params]:
+def hessian_eigenvector_directions(ctx: Context, number: int, length: float) -> list[Params]:
     """Eigenvectors of the largest eigenvalues of the training loss's Hessian, of this length, sharpest first."""
     generator, like = ctx.generator("landscape"), ctx.trainable
     operator = Hessian(ctx, list(like))
     pairs = extreme_eigenpairs(operator, generator, Wanted(number, tolerance=1e-6))
     vectors: list[Tensor] = []
     for pair in pairs:  # orthogonal to the solver's accuracy only
-        vector = orthogonal(pair.vector.double().cpu(), vectors)
+        vector = orthogonal_component(pair.vector.double().cpu(), vectors)
         vectors.append(vector / vector.norm())
-    return [_on_device(ctx, unflatten(vector * length, like)) for vector in vectors]
+    return [_direction_on_device(ctx, unflatten(vector * length, like)) for vector in vectors]
 
 
-def rayleigh(ctx: Context, direction: Params) -> float:
+def rayleigh_quotient(ctx: Context, direction: Params) -> float:
     """Curvature of the training loss along a direction, dᵀHd / dᵀd: the eigenvalue, if it is an eigenvector."""
     vector = flatten(direction)
     vector = vector / vector.norm()
     return float(vector.cpu() @ (Hessian(ctx, list(direction)) @ vector).cpu())
 
 
-def towards(ctx: Context, template: nn.Module, others: tuple[Any, ...]) -> list[Params]:
+def directions_to_networks(ctx: Context, template: nn.Module, others: tuple[Any, ...]) -> list[Params]:
     """The way w' − w to every other network w', BatchNorm folded in both.
 
     Args:
@@ -109,7 +109,7 @@ def towards(ctx: Context, template: nn.Module, others: tuple[Any, ...]) -> list[
     return found
 
 
-def along(ways: Sequence[Params], number: int) -> tuple[list[Params], list[list[float]], list[float]]:
+def principal_plane_of_path(ways: Sequence[Params], number: int) -> tuple[list[Params], list[list[float]], list[float]]:
     """The plane in which a path of networks moves most: its principal directions (Li et al. 2018, section 7).
 
     They are the right singular vectors of the matrix of all ways, which are not centred, so that the plane holds the
@@ -133,7 +133,7 @@ def along(ways: Sequence[Params], number: int) -> tuple[list[Params], list[list[
     return found, (reached / lengths).tolist(), shares.tolist()
 
 
-def cosine(first: Params, second: Params) -> float:
+def cosine_of_directions(first: Params, second: Params) -> float:
     """Cosine of the angle between two directions; 0 where one of them is zero."""
     scale = norm(first) * norm(second)
     return dot(first, second) / scale if scale else 0.0
@@ -156,19 +156,19 @@ def _filter_groups(ctx: Context) -> list[tuple[str, str | None, int]]:
     return groups + [(name, None, 0 if ctx.params[name].ndim > 1 else -1) for name in rest]
 
 
-def _rows(value: Tensor, axis: int) -> Tensor:
+def _rows_by_filter(value: Tensor, axis: int) -> Tensor:
     """(filters, entries); a vector on its own (axis −1) is one filter."""
     return value.reshape(1, -1) if axis < 0 else value.movedim(axis, 0).reshape(value.shape[axis], -1)
 
 
-def _from_rows(rows: Tensor, like: Tensor, axis: int) -> Tensor:
+def _tensor_from_filter_rows(rows: Tensor, like: Tensor, axis: int) -> Tensor:
     if axis < 0:
         return rows.reshape(like.shape)
     moved = like.movedim(axis, 0).shape
     return rows.reshape(moved).movedim(0, axis)
 
 
-def _in_filters(rows: Tensor, generator: torch.Generator, number: int) -> list[Tensor]:
+def _orthogonal_normals_by_filter(rows: Tensor, generator: torch.Generator, number: int) -> list[Tensor]:
     """Normal numbers (filters, entries), orthogonal and as long as `rows` in every filter."""
     found: list[Tensor] = []
     for _ in range(number):
@@ -210,7 +210,7 @@ def _folded_params(ctx: Context, template: nn.Module, other: Any) -> Params:
     return params
 
 
-def _on_device(ctx: Context, direction: Params) -> Params:
+def _direction_on_device(ctx: Context, direction: Params) -> Params:
     return {name: value.to(ctx.problem.device) for name, value in direction.items()}
 
 
@@ -249,7 +249,7 @@ class WeightPlane:
 
     def weights(self, points: Tensor) -> Params:
         """Moved parameters at coordinates (k, d), stacked (k, *shape), in the network's dtype."""
-        return {name: _along(parts, points).to(self._dtype) for name, parts in self.straight.items()}
+        return {name: _values_along_directions(parts, points).to(self._dtype) for name, parts in self.straight.items()}
 
     def poles(self, points: Tensor) -> Tensor:
         """Weight space has none."""
@@ -290,7 +290,9 @@ class PathPlane:
 
     def weights(self, points: Tensor) -> Params:
         """Moved parameters at coordinates (k, d), stacked (k, *shape), in the network's dtype."""
-        found: Params = torch.vmap(self._weights)({name: _along(parts, points) for name, parts in self._scaled.items()})
+        found: Params = torch.vmap(self._weights)(
+            {name: _values_along_directions(parts, points) for name, parts in self._scaled.items()}
+        )
         return found
 
     def poles(self, points: Tensor) -> Tensor:
@@ -314,7 +316,7 @@ class PathPlane:
         return block.layer is None or block.is_bias or not bool((block.layer.inputs != 0).any())
 
 
-def _along(parts: tuple[Tensor, ...], points: Tensor) -> Tensor:
+def _values_along_directions(parts: tuple[Tensor, ...], points: Tensor) -> Tensor:
     """Value of base + Σ t_i d_i for every row t of points: (k, *shape), float64."""
     base, *directions = parts
     rows = points.to(base.device)

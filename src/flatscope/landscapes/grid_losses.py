@@ -10,9 +10,9 @@ from torch import Tensor
 
 from flatscope.context import Context, sample_margins
 from flatscope.landscapes.directions import Plane
-from flatscope.measures.lines import answered_forward, answers_of, layers_ahead
+from flatscope.measures.lines import answered_forward, layer_responses_along_directions, layers_before_any_moved_weight
 from flatscope.params import Params, count, on_stacked
-from flatscope.perturbation import FEW_SAMPLES, stackable
+from flatscope.perturbation import FEW_SAMPLES, can_stack_weights
 from flatscope.problem import DEFAULT_BATCH
 from flatscope.samples import Inputs, parts_of
 
@@ -58,7 +58,7 @@ class ReplayedPoints:
         with torch.no_grad():
             for begun, (_, _, known) in zip(self._begun, self._batches, strict=True):
                 for name, parts in known.items():
-                    begun[name].copy_(_common(parts, points[0]))
+                    begun[name].copy_(_response_of_grid_row(parts, points[0]))
             for i in range(len(points)):
                 torch._foreach_copy_(targets, [weights[name][i] for name in self._weights])
                 self._last.copy_(lasts[i])
@@ -99,7 +99,7 @@ class GridLosses:
         self._n = ctx.problem.part(part).n
         self._on_cpu = ctx.problem.device.type == "cpu"
         # On a straight plane the response of a layer that reads nothing which moves is affine in the coordinates.
-        ahead = ctx.cached(layers_ahead, moved=plane.names).layers
+        ahead = ctx.cached(layers_before_any_moved_weight, moved=plane.names).layers
         self._layers = tuple(pair for pair in ahead if all(name is None or name in plane.straight for name in pair))
         moving = {name for pair in self._layers for name in pair if name}
         self._directions = {name: torch.stack(plane.straight[name][1:]).to(ctx.problem.dtype) for name in moving}
@@ -158,7 +158,7 @@ class GridLosses:
         return losses.cpu() / self._n, wrong.cpu() / self._n if problem.classification else None
 
     def _one_by_one(self, weights: Params, points: Tensor, inputs: Inputs, known: Responses) -> Tensor:
-        begun = {name: _common(parts, points[0]) for name, parts in known.items()}
+        begun = {name: _response_of_grid_row(parts, points[0]) for name, parts in known.items()}
         outputs = []
         for i, point in enumerate(points):
             last = float(point[-1])
@@ -171,7 +171,7 @@ class GridLosses:
         last = points[:, -1].to(self._ctx.problem.device, self._ctx.problem.dtype)
         answers = {}
         for name, parts in known.items():
-            begun = _common(parts, points[0])
+            begun = _response_of_grid_row(parts, points[0])
             answers[name] = begun + last.reshape(-1, *[1] * begun.ndim) * parts[-1]
 
         def outputs(point: Params, answered: Params) -> Tensor:
@@ -201,13 +201,13 @@ class GridLosses:
         """Outputs of each affine layer on a batch at w and along each direction."""
         if not self._layers:
             return {}
-        at_zero, along = answers_of(self._ctx, self._layers, self._directions, inputs)
+        at_zero, along = layer_responses_along_directions(self._ctx, self._layers, self._directions, inputs)
         return {name: (zero, *along[name]) for name, zero in at_zero.items()}
 
     def _stacks(self, k: int, n: int) -> bool:
         """True if k networks run on n samples as one: where calls cost more than arithmetic, and memory allows it."""
         worth = self._n <= FEW_SAMPLES if self._on_cpu else k * n <= TOGETHER
-        return k > 1 and worth and self._ctx.cached(stackable)
+        return k > 1 and worth and self._ctx.cached(can_stack_weights)
 
     def _replay(self) -> ReplayedPoints | None:
         """The pass over the data as a CUDA graph; None on a CPU, or where the network or the data do not allow it."""
@@ -239,7 +239,7 @@ class GridLosses:
         return bool(((ours - plain).abs() <= rounding * (1 + plain.abs().max())).all())
 
 
-def _common(parts: tuple[Tensor, ...], point: Tensor) -> Tensor:
+def _response_of_grid_row(parts: tuple[Tensor, ...], point: Tensor) -> Tensor:
     """The response at a row of the grid, without its last coordinate."""
     total = parts[0]
     for coordinate, part in zip(point[:-1].tolist(), parts[1:-1], strict=True):

@@ -26,15 +26,15 @@ from flatscope.landscapes.directions import (
     PathPlane,
     Plane,
     WeightPlane,
-    along,
-    cosine,
-    filter_normalised,
-    gaussian,
-    hessian,
-    orthogonal,
+    cosine_of_directions,
+    directions_to_networks,
+    filter_normalised_directions,
+    gaussian_directions,
+    hessian_eigenvector_directions,
+    orthogonal_component,
     orthogonal_normals,
-    rayleigh,
-    towards,
+    principal_plane_of_path,
+    rayleigh_quotient,
 )
 from flatscope.landscapes.grid_losses import GridLosses
 from flatscope.landscapes.surface import Surface
@@ -113,10 +113,10 @@ def landscape(
     refuse_unknown(space, SPACES, "space of a landscape")
     if directions is None:
         directions = "filter" if space == "weights" else "gaussian"
-    others = _others(directions, space, dimensions)
+    others = _networks_as_directions(directions, space, dimensions)
     _refuse_unused_length(directions, noise, relative)
     noise = NOISE if noise is None else noise
-    _check(dimensions, grid, span, noise, bool(others))
+    _check_landscape_arguments(dimensions, grid, span, noise, bool(others))
     problem.part(part)
     begun = time.perf_counter()
     with untouched_randomness(problem.generators):
@@ -130,7 +130,7 @@ def landscape(
         else:
             length = noise * (norm(ctx.trainable) if relative else count(ctx.trainable.values()) ** 0.5)
             plane, about = _weight_plane(ctx, problem.model, directions, others, dimensions, length, checkpoint)
-        axes = tuple(_axis(grid, span, towards=i < len(others)) for i in range(dimensions))
+        axes = tuple(_grid_axis(grid, span, towards=i < len(others)) for i in range(dimensions))
         losses = GridLosses(ctx, plane, part)
         centre, centre_error, _ = losses(torch.zeros(1, dimensions, dtype=torch.float64))
         key = {
@@ -146,7 +146,7 @@ def landscape(
         }
         for known_to_rounding in ("eigenvalues", "path", "explained"):
             key.pop(known_to_rounding, None)
-        loss, error, poles = _rows(losses, axes, KeptRows(checkpoint, key, float(centre)))
+        loss, error, poles = _losses_of_grid_rows(losses, axes, KeptRows(checkpoint, key, float(centre)))
     origin = tuple((axis == 0).nonzero().flatten() for axis in axes)
     if all(len(place) for place in origin):  # evaluated with its row: the same to the last digit
         centre = loss[origin]
@@ -167,11 +167,13 @@ def landscape(
     }
     surface = Surface(loss, error, axes, float(centre), space, name, poles, meta)
     if bool(poles.any()):
-        warnings.warn(_pole_text(surface), NumericalWarning, stacklevel=2)
+        warnings.warn(_poles_in_words(surface), NumericalWarning, stacklevel=2)
     return surface
 
 
-def _rows(losses: GridLosses, axes: tuple[Tensor, ...], kept: KeptRows) -> tuple[Tensor, Tensor | None, Tensor]:
+def _losses_of_grid_rows(
+    losses: GridLosses, axes: tuple[Tensor, ...], kept: KeptRows
+) -> tuple[Tensor, Tensor | None, Tensor]:
     """Loss, error and poles over the grid, row by row (a line piece by piece)."""
     if len(axes) == 1:
         pieces = [piece[:, None] for piece in torch.split(axes[0], LINE_PIECE)]
@@ -218,30 +220,34 @@ def _weight_plane(
     """The plane in weight space, and what is worth knowing about it."""
     about: dict[str, Any] = {"parameters": count(ctx.trainable.values())}
     if others:
-        found = towards(ctx, template, others)
+        found = directions_to_networks(ctx, template, others)
         if len(found) < dimensions:
-            way, drawn = (flatten(each) for each in (found[0], gaussian(ctx, 1, norm(found[0]))[0]))
-            beside = orthogonal(drawn, [way])
+            way, drawn = (flatten(each) for each in (found[0], gaussian_directions(ctx, 1, norm(found[0]))[0]))
+            beside = orthogonal_component(drawn, [way])
             found.append(unflatten(beside * (way.norm() / beside.norm()), found[0]))
     elif isinstance(directions, list):
-        found, about["path"], about["explained"] = along(towards(ctx, template, tuple(directions)), dimensions)
+        found, about["path"], about["explained"] = principal_plane_of_path(
+            directions_to_networks(ctx, template, tuple(directions)), dimensions
+        )
     elif directions == "hessian":
-        found = kept_directions(checkpoint, ctx.trainable, lambda: hessian(ctx, dimensions, length))
+        found = kept_directions(
+            checkpoint, ctx.trainable, lambda: hessian_eigenvector_directions(ctx, dimensions, length)
+        )
         if len(found) != dimensions or not all(math.isclose(norm(direction), length) for direction in found):
             raise InputError("directions of this landscape", "others", where=f"checkpoint {checkpoint}")
-        about["eigenvalues"] = [rayleigh(ctx, direction) for direction in found]
+        about["eigenvalues"] = [rayleigh_quotient(ctx, direction) for direction in found]
     elif directions == "filter":
-        found = filter_normalised(ctx, dimensions)
+        found = filter_normalised_directions(ctx, dimensions)
     else:
-        found = gaussian(ctx, dimensions, length)
+        found = gaussian_directions(ctx, dimensions, length)
     about["lengths"] = [norm(direction) for direction in found]
     if dimensions == 2:
-        about["cosine"] = cosine(found[0], found[1])
+        about["cosine"] = cosine_of_directions(found[0], found[1])
     about["plane"] = [fingerprint(direction) for direction in found]
     return WeightPlane(ctx, found), about
 
 
-def _axis(grid: int, span: float, towards: bool) -> Tensor:
+def _grid_axis(grid: int, span: float, towards: bool) -> Tensor:
     """Coordinates, float64: exactly symmetric, or exactly from 0 to 1 on the way to a network."""
     if towards:
         steps = torch.arange(grid, dtype=torch.float64) / (grid - 1)
@@ -250,7 +256,7 @@ def _axis(grid: int, span: float, towards: bool) -> Tensor:
     return torch.arange(-half, half + 1, dtype=torch.float64) / half * span
 
 
-def _others(directions: Any, space: str, dimensions: int) -> tuple[Any, ...]:
+def _networks_as_directions(directions: Any, space: str, dimensions: int) -> tuple[Any, ...]:
     """The networks that the directions lead to; none for directions by name."""
     if isinstance(directions, str):
         refuse_unknown(directions, NAMES, "kind of directions")
@@ -281,7 +287,7 @@ def _refuse_unused_length(directions: Any, noise: float | None, relative: bool) 
     raise InputError('directions "gaussian" or "hessian" for noise and relative', f"{name}, {given}", "landscape", fix)
 
 
-def _check(dimensions: int, grid: int, span: float, noise: float, to_network: bool) -> None:
+def _check_landscape_arguments(dimensions: int, grid: int, span: float, noise: float, to_network: bool) -> None:
     if dimensions not in (1, 2):
         raise InputError("1 or 2", repr(dimensions), where="dimensions")
     symmetric = not to_network or dimensions == 2
@@ -295,7 +301,7 @@ def _check(dimensions: int, grid: int, span: float, noise: float, to_network: bo
         raise InputError("a span above 0.5 on the way to a network", str(span), where="span", fix="1 goes all the way")
 
 
-def _pole_text(surface: Surface) -> str:
+def _poles_in_words(surface: Surface) -> str:
     blocked, total = int(surface.poles.sum()), surface.poles.numel()
     return (
         f"landscape: {blocked} of {total} grid points lie on a pole of path space or beyond one, and are NaN; "

@@ -114,7 +114,7 @@ class Surface(DrawnResult):
         low, high = heights or common_heights([self], quantity)
         ax.set_xlabel("t₁" if len(self.axes) == 2 else "t")
         if len(self.axes) == 1:
-            return _line(self, values, ax, (low, high), quantity, log)
+            return _draw_loss_line(self, values, ax, (low, high), quantity, log)
         ax.set_ylabel("t₂")
         first, second = (axis.numpy() for axis in self.axes)
         blank = ~np.isfinite(values.T)
@@ -128,7 +128,7 @@ class Surface(DrawnResult):
             ax.set_xlim(first[0], first[-1])
             ax.set_ylim(second[0], second[-1])
             return None
-        levels = _levels(low, high, log)
+        levels = _contour_levels(low, high, log)
         extend = "both" if max(abs(low), abs(high)) < MOST else "neither"
         look: Any = {"norm": "log" if log else "linear", "vmin": levels[0], "vmax": levels[-1], "cmap": "viridis"}
         filled = ax.contourf(first, second, shown, levels=levels, extend=extend, **look)
@@ -174,7 +174,7 @@ class Surface(DrawnResult):
             default = f"{surface.space_words}, {surface.directions} directions"
             ax.set_title(titles[n] if titles else default, fontsize=10)
         if drawn is not None:
-            figure.colorbar(drawn, ax=list(panels), label=_label(surfaces[0], quantity), format="%.3g")
+            figure.colorbar(drawn, ax=list(panels), label=_quantity_label(surfaces[0], quantity), format="%.3g")
         return resized(figure, width, font_size)
 
     def headline_lines(self) -> list[str]:
@@ -239,14 +239,16 @@ def common_heights(surfaces: Sequence[Surface], quantity: str = "loss") -> tuple
     return (float(joined.min()), float(joined.max())) if len(joined) else (0.0, 1.0)
 
 
-def _line(surface: Surface, values: Any, ax: Axes, heights: tuple[float, float], quantity: str, log: bool) -> Any:
+def _draw_loss_line(
+    surface: Surface, values: Any, ax: Axes, heights: tuple[float, float], quantity: str, log: bool
+) -> Any:
     axis = surface.axes[0].numpy()
     drawn = ax.plot(axis, values, color="#0072B2")
     for place in axis[surface.poles.numpy()]:
         ax.axvline(place, color="#dddddd", lw=3, zorder=0)
     if _holds_origin(surface):
         ax.plot([0], [values[int(np.abs(axis).argmin())]], marker="o", color="#D55E00", markersize=5)
-    ax.set_ylabel(_label(surface, quantity))
+    ax.set_ylabel(_quantity_label(surface, quantity))
     low, high = heights
     if log and low > 0:
         ax.set_yscale("log")
@@ -256,7 +258,7 @@ def _line(surface: Surface, values: Any, ax: Axes, heights: tuple[float, float],
     return drawn[0]
 
 
-def _label(surface: Surface, quantity: str) -> str:
+def _quantity_label(surface: Surface, quantity: str) -> str:
     return f"{surface.meta.get('part', 'train')} {quantity}"
 
 
@@ -264,7 +266,7 @@ def _holds_origin(surface: Surface) -> bool:
     return all(bool((axis == 0).any()) for axis in surface.axes)
 
 
-def _levels(low: float, high: float, log: bool) -> np.ndarray[Any, np.dtype[np.float64]]:
+def _contour_levels(low: float, high: float, log: bool) -> np.ndarray[Any, np.dtype[np.float64]]:
     if not high > low:  # a surface that is flat to rounding still needs two levels
         high = low + max(abs(low), 1.0) * 1e-9
     if log and low > 0:

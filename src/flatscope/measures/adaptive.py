@@ -9,23 +9,21 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from flatscope.ascents import Ascent, within_ball, within_box
 from flatscope.context import Context
 from flatscope.curvature.second_derivative import refuse_wrong_jacobian_products
 from flatscope.errors import InputError, NotApplicable
 from flatscope.loss import Loss
 from flatscope.params import Params, count
 from flatscope.perturbation import (
-    Ascent,
+    context_with_loss,
     measure_of_moves,
     mirrored_rises,
     perturbed_gradients,
     random_normal,
-    with_loss,
-    within_ball,
-    within_box,
 )
 from flatscope.registry import FUNCTION_SYMMETRIES, Value, measure
-from flatscope.searching import begun, bracketed_rise, highest, uphill_directions
+from flatscope.searching import bracketed_rise, highest_loss_by_ascents, number_of_further_starts, uphill_directions
 
 Mode = Literal["worst", "average"]
 Norm = Literal["l2", "linf"]
@@ -79,11 +77,11 @@ def adaptive_sharpness(
         raise InputError("rho > 0, at least one ascent and step, an even number of at least 4 draws", got)
     if logits == "normalised":
         ctx = ctx.cached(with_normalised_logits)
-    sizes = _sizes(ctx, scale)
+    sizes = _weight_sizes(ctx, scale)
     if mode == "average":
         rises = mirrored_rises(ctx, _relative_noise(ctx, sizes, rho, norm, draws // 2), draws)
         return Value(rises.means[0], stderr=rises.stderrs[0], reason=rises.remark(each=2))
-    best = _highest(ctx, sizes, rho, norm, restarts, steps)
+    best = _highest_loss_in_relative_ball(ctx, sizes, rho, norm, restarts, steps)
     return bracketed_rise(ctx, best, f"best of {restarts} ascents, {steps} steps each")
 
 
@@ -96,10 +94,10 @@ def with_normalised_logits(ctx: Context) -> Context:
     def of_normalised(outputs: Tensor, targets: Tensor) -> Tensor:
         return loss(outputs / outputs.std(1, correction=0, keepdim=True), targets)
 
-    return with_loss(ctx, Loss("cross_entropy of normalised logits", of_normalised))
+    return context_with_loss(ctx, Loss("cross_entropy of normalised logits", of_normalised))
 
 
-def _sizes(ctx: Context, scale: str) -> Params:
+def _weight_sizes(ctx: Context, scale: str) -> Params:
     sizes = {name: value.detach().double().abs() for name, value in ctx.trainable.items()}
     return sizes if scale == "weights" else {name: torch.ones_like(value) for name, value in sizes.items()}
 
@@ -113,7 +111,9 @@ def _relative_noise(ctx: Context, sizes: Params, rho: float, norm: str, pairs: i
             yield {name: sign * value[0] * sizes[name] for name, value in drawn.items()}
 
 
-def _highest(ctx: Context, sizes: Params, rho: float, norm: str, restarts: int, steps: int) -> Ascent:
+def _highest_loss_in_relative_ball(
+    ctx: Context, sizes: Params, rho: float, norm: str, restarts: int, steps: int
+) -> Ascent:
     """The largest loss met by ascents in the ball of relative moves."""
 
     def evaluate(points: Params) -> tuple[Tensor, Params]:
@@ -122,9 +122,9 @@ def _highest(ctx: Context, sizes: Params, rho: float, norm: str, restarts: int, 
 
     cube = {name: torch.full_like(value, rho) for name, value in sizes.items()}
     region = within_box(cube) if norm == "linf" else within_ball(rho)
-    uphill = uphill_directions(ctx, "adaptive_sharpness starts", begun(restarts))
+    uphill = uphill_directions(ctx, "adaptive_sharpness starts", number_of_further_starts(restarts))
     starts = region.climb({name: value * sizes[name] for name, value in uphill.items()})
-    return highest(ctx, evaluate, starts, region, restarts, steps)
+    return highest_loss_by_ascents(ctx, evaluate, starts, region, restarts, steps)
 
 
 @measure(

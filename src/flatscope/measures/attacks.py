@@ -75,7 +75,7 @@ def refuse_broken_radius(ctx: Context, margin: float, radius: float) -> None:
             )
         away = point - moving.start
         still = slope.norm(dim=1, keepdim=True) == 0
-        away = away - reach * _unit(torch.where(still, moving.noise(ctx, step), slope), 2)
+        away = away - reach * _unit_rows(torch.where(still, moving.noise(ctx, step), slope), 2)
         point = moving.start + away * (reach / away.norm(dim=1, keepdim=True).clamp_min(reach))
 
 
@@ -91,28 +91,28 @@ def largest_quotient(ctx: Context, order: float) -> float:
     best = 0.0
     for inputs in kinds:
         if any(part.is_floating_point() for part in parts_of(inputs)):
-            best = max(best, _steepest(ctx, _Moving(ctx, inputs), order))
+            best = max(best, _largest_quotient_of_batch(ctx, _Moving(ctx, inputs), order))
     return best
 
 
-def _steepest(ctx: Context, moving: _Moving, order: float) -> float:
+def _largest_quotient_of_batch(ctx: Context, moving: _Moving, order: float) -> float:
     start, size = moving.start, moving.size
-    direction = _unit(moving.noise(ctx, 0), order)
+    direction = _unit_rows(moving.noise(ctx, 0), order)
     for _ in range(POWERS):  # towards what the Jacobian stretches most
-        direction = _unit(moving.pulled_back(start, direction, order), order)
-    ends = [start.roll(1, 0), *(start + length * size * _unit(moving.noise(ctx, 1), 2) for length in LENGTHS)]
+        direction = _unit_rows(moving.pulled_back(start, direction, order), order)
+    ends = [start.roll(1, 0), *(start + length * size * _unit_rows(moving.noise(ctx, 1), 2) for length in LENGTHS)]
     ends += [
         start + length * size * direction / direction.norm(dim=1, keepdim=True).clamp_min(1e-300) for length in LENGTHS
     ]
     n = len(start)
     left, right = start.repeat(len(ends), 1), torch.cat(ends)
     at_left, at_right = moving.outputs(start).repeat(len(ends), 1), moving.outputs(right, copies=len(ends))
-    best = float(_quotients(left, right, at_left, at_right, order).max()) if n else 0.0
+    best = float(_quotients_of_distances(left, right, at_left, at_right, order).max()) if n else 0.0
     for _ in range(HALVINGS):
         middle = (left + right) / 2
         at_middle = moving.outputs(middle, copies=len(ends))
-        first = _quotients(left, middle, at_left, at_middle, order)
-        second = _quotients(middle, right, at_middle, at_right, order)
+        first = _quotients_of_distances(left, middle, at_left, at_middle, order)
+        second = _quotients_of_distances(middle, right, at_middle, at_right, order)
         best = max(best, float(torch.maximum(first, second).max()))
         near = (first >= second)[:, None]
         left, right = torch.where(near, left, middle), torch.where(near, middle, right)
@@ -120,7 +120,7 @@ def _steepest(ctx: Context, moving: _Moving, order: float) -> float:
     return best
 
 
-def _quotients(left: Tensor, right: Tensor, at_left: Tensor, at_right: Tensor, order: float) -> Tensor:
+def _quotients_of_distances(left: Tensor, right: Tensor, at_left: Tensor, at_right: Tensor, order: float) -> Tensor:
     """Ratios of distances, less what may be rounding; 0 for points that are one, and where outputs are no numbers."""
     apart, far = (left - right).norm(order, dim=1), (at_left - at_right).norm(order, dim=1)
     rounding = ROUNDING * torch.finfo(left.dtype).eps * (at_left.norm(order, dim=1) + at_right.norm(order, dim=1))
@@ -129,7 +129,7 @@ def _quotients(left: Tensor, right: Tensor, at_left: Tensor, at_right: Tensor, o
     return torch.where(apart > steps, found, torch.zeros_like(found))
 
 
-def _unit(rows: Tensor, order: float) -> Tensor:
+def _unit_rows(rows: Tensor, order: float) -> Tensor:
     """Rows of length 1 in that norm, which stretch most along the given ones: signs where the largest entry counts."""
     if order == math.inf:
         return torch.sign(rows)
@@ -188,5 +188,5 @@ class _Moving:
             largest = change.abs().argmax(1, keepdim=True)
             change = torch.zeros_like(change).scatter(1, largest, change.gather(1, largest).sign())
         else:
-            change = _unit(change, 2)
+            change = _unit_rows(change, 2)
         return self.slope(rows, lambda outputs: (outputs.reshape(len(rows), -1) * change).sum())[1]

@@ -64,14 +64,14 @@ def _mini_batches(ctx: Context, batch: int, draws: int) -> Iterator[list[Batch]]
     """All sets of so many samples where they are few, else random ones; a pass over the data collects several."""
     n, generator = ctx.problem.n_train, ctx.generator("batch_sharpness")
     if math.comb(n, batch) <= draws:
-        yield from _collected(ctx, [list(chosen) for chosen in itertools.combinations(range(n), batch)])
+        yield from _batches_of_samples(ctx, [list(chosen) for chosen in itertools.combinations(range(n), batch)])
         return
     for start in range(0, draws, READ_TOGETHER):
         together = range(start, min(start + READ_TOGETHER, draws))
-        yield from _collected(ctx, [torch.randperm(n, generator=generator)[:batch].tolist() for _ in together])
+        yield from _batches_of_samples(ctx, [torch.randperm(n, generator=generator)[:batch].tolist() for _ in together])
 
 
-def _collected(ctx: Context, chosen: list[list[int]]) -> Iterator[list[Batch]]:
+def _batches_of_samples(ctx: Context, chosen: list[list[int]]) -> Iterator[list[Batch]]:
     """The samples of each list of numbers, those of one shape as one batch: texts may be padded to other lengths."""
     wanted, found, seen = set(itertools.chain(*chosen)), dict[int, Batch](), 0
     for inputs, targets in ctx.batches():

@@ -13,22 +13,16 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from flatscope.ascents import Region, ascend
 from flatscope.context import Context
 from flatscope.errors import InputError
 from flatscope.measures.layer_values import measured_layers
 from flatscope.measures.weight_flatness import top_eigenpairs
 from flatscope.network.layers import Layer
 from flatscope.params import Params
-from flatscope.perturbation import (
-    Region,
-    ascend,
-    mirrored_rises,
-    perturbed_gradients,
-    perturbed_losses,
-    refuse_unless_pairs,
-)
+from flatscope.perturbation import mirrored_rises, perturbed_gradients, perturbed_losses, refuse_unless_pairs
 from flatscope.registry import Value, measure
-from flatscope.searching import begun, highest, uphill_directions
+from flatscope.searching import highest_loss_by_ascents, number_of_further_starts, uphill_directions
 
 Kind = Literal["worst", "random"]
 TOLERANCE = 1e-6
@@ -76,7 +70,7 @@ def feature_robustness(
     refuse_unless_pairs(draws)
     if kind == "random":
         return {layer.name: random_robustness(ctx, layer, delta, draws) for layer in measured_layers(ctx)}
-    return {layer.name: _worst(ctx, layer, delta, restarts, steps) for layer in measured_layers(ctx)}
+    return {layer.name: _worst_feature_robustness(ctx, layer, delta, restarts, steps) for layer in measured_layers(ctx)}
 
 
 def random_robustness(ctx: Context, layer: Layer, delta: float, draws: int) -> Value:
@@ -120,7 +114,7 @@ class Acting:
         return self.left.mT @ by_feature(gradients, self.layer)
 
 
-def _worst(ctx: Context, layer: Layer, delta: float, restarts: int, steps: int) -> Value:
+def _worst_feature_robustness(ctx: Context, layer: Layer, delta: float, restarts: int, steps: int) -> Value:
     acting, name = Acting(ctx, layer), layer.weight
 
     def evaluate(points: Params) -> tuple[Tensor, Params]:
@@ -134,7 +128,7 @@ def _worst(ctx: Context, layer: Layer, delta: float, restarts: int, steps: int) 
         U, S, Vh = torch.linalg.svd(points[name], full_matrices=False)
         return {name: (U * S.clamp_max(1)[..., None, :]) @ Vh}
 
-    uphill = uphill_directions(ctx, f"feature_robustness {layer.name}", begun(restarts))[name]
+    uphill = uphill_directions(ctx, f"feature_robustness {layer.name}", number_of_further_starts(restarts))[name]
     gradient = uphill[0]
     pair = ctx.cached(top_eigenpairs, tolerance=TOLERANCE)[layer.name]
     directions = [uphill]
@@ -146,7 +140,7 @@ def _worst(ctx: Context, layer: Layer, delta: float, restarts: int, steps: int) 
         directions.append(both[1:] if losses[1] > losses[0] else both[:1])
     starts = climb({name: acting.pulled(torch.cat(directions))})
     region = Region(climb, project)
-    found = highest(ctx, evaluate, starts, region, restarts, steps).where
+    found = highest_loss_by_ascents(ctx, evaluate, starts, region, restarts, steps).where
     # From the best points on, steps so long that they end where the linear approximation is largest: on a convex
     # stretch of the loss each goes up, and they settle to more digits than short steps do.
     best, loss = ascend(ctx, evaluate, found, region, (LONGEST,) * SETTLING, SETTLED), ctx.scores().loss

@@ -67,21 +67,21 @@ def geometric_margin(ctx: Context, *, samples: int = 1000, restarts: int = 10, p
     shallow = ctx.cached(as_shallow)
     constants = None if shallow is not None else ctx.cached(_pair_constants)
     values, floors, last_gain = [], [], 0.0
-    for x, y, outputs in _samples(ctx, samples, part, "Margins"):
-        found, gain = _searched(ctx, x, y, outputs, restarts)
+    for x, y, outputs in _sample_batches(ctx, samples, part, "Margins"):
+        found, gain = _margins_by_search(ctx, x, y, outputs, restarts)
         last_gain = max(last_gain, gain)
         if shallow is not None:
             inputs, labels = as_rows(x).double().cpu().numpy(), y.cpu().numpy()
             found = torch.from_numpy(exact_margins(shallow, inputs, labels, found.numpy()))
             floors.append(found)
         elif isinstance(constants, Tensor):
-            floors.append(_certified(outputs, y, constants))
+            floors.append(_certified_margins(outputs, y, constants))
         values.append(found)
     value = torch.cat(values)
     low = torch.cat(floors) if floors else None
     if low is not None and shallow is None and bool((low > value).any()):
         low, constants = None, "no certified lower end: a class changes within it"
-    remarks = [constants if isinstance(constants, str) else "", _cut_short(ctx, len(value), samples, part)]
+    remarks = [constants if isinstance(constants, str) else "", _time_limit_in_words(ctx, len(value), samples, part)]
     if shallow is None:
         moved = f"their last round shortened none by more than {last_gain:.1g}"
         ended = "; searches ended early, the time was up" if out_of_time(ctx) else ""
@@ -110,25 +110,25 @@ def local_linear_margin(ctx: Context, *, samples: int = 1000, part: Part = "trai
         part: "train" or "test" samples.
     """
     values: list[Tensor] = []
-    for x, y, outputs in _samples(ctx, samples, part, "Linear margins"):
+    for x, y, outputs in _sample_batches(ctx, samples, part, "Linear margins"):
         classes = other_classes(outputs, y)
         try:
-            nearest = linear_distances(partial(_outputs_in_time, ctx, x), as_rows(x), y, classes).amin(1)
+            nearest = linear_distances(partial(_outputs_within_time_limit, ctx, x), as_rows(x), y, classes).amin(1)
         except NotApplicable:
             if not values or not out_of_time(ctx):
                 raise
             break
         values.append(nearest.clamp_min(0).double().cpu())
     value = torch.cat(values)
-    return Value(value, reason=_cut_short(ctx, len(value), samples, part))
+    return Value(value, reason=_time_limit_in_words(ctx, len(value), samples, part))
 
 
-def _cut_short(ctx: Context, found: int, samples: int, part: str) -> str:
+def _time_limit_in_words(ctx: Context, found: int, samples: int, part: str) -> str:
     asked = min(samples, ctx.problem.part(part).n)
     return f"the first {found} of {asked} samples: the time was up" if found < asked else ""
 
 
-def _samples(ctx: Context, samples: int, part: str, what: str) -> Any:
+def _sample_batches(ctx: Context, samples: int, part: str, what: str) -> Any:
     """(inputs, labels, outputs) of batches, `samples` in all."""
     if part == "test" and ctx.problem.test is None:
         raise NotApplicable("needs test data; pass test=(x, y)")
@@ -159,13 +159,13 @@ def _outputs_of(ctx: Context, like: Tensor, flat: Tensor) -> Tensor:
     return ctx.forward(flat.reshape(len(flat), *like.shape[1:]))
 
 
-def _outputs_in_time(ctx: Context, like: Tensor, flat: Tensor) -> Tensor:
+def _outputs_within_time_limit(ctx: Context, like: Tensor, flat: Tensor) -> Tensor:
     """The same, given up where the time of the whole call is over: classes are many, and each takes a pass."""
     end_in_time(ctx)
     return _outputs_of(ctx, like, flat)
 
 
-def _searched(ctx: Context, x: Tensor, y: Tensor, outputs: Tensor, restarts: int) -> tuple[Tensor, float]:
+def _margins_by_search(ctx: Context, x: Tensor, y: Tensor, outputs: Tensor, restarts: int) -> tuple[Tensor, float]:
     """Distances of what the search finds, float64, on the CPU, 0 where misclassified; and the last round's gain."""
     right = outputs.gather(1, y[:, None])[:, 0] > outputs.scatter(1, y[:, None], -torch.inf).amax(1)
     distances, gain = torch.zeros(len(x), dtype=torch.float64), 0.0
@@ -177,7 +177,7 @@ def _searched(ctx: Context, x: Tensor, y: Tensor, outputs: Tensor, restarts: int
     return distances, gain
 
 
-def _certified(outputs: Tensor, y: Tensor, constants: Tensor) -> Tensor:
+def _certified_margins(outputs: Tensor, y: Tensor, constants: Tensor) -> Tensor:
     """min_j (f_y − f_j)/L_yj, 0 where misclassified."""
     outputs, y = outputs.double().cpu(), y.cpu()
     gaps = outputs.gather(1, y[:, None]) - outputs
@@ -210,11 +210,13 @@ def _pair_constants(ctx: Context) -> Tensor | str:
     if last and last[0][2] is outputs and outputs.ndim == 2:
         log_constant, weight, _ = last[0]
         lengths = (weight[:, None] - weight).norm(dim=2).cpu()
-        return _times_exp(lengths, log_constant)
+        return _lengths_times_constant(lengths, log_constant)
     n = ctx.problem.n_outputs
-    return _times_exp(math.sqrt(2) * (1 - torch.eye(n, dtype=torch.float64)), following.log_constant(outputs))
+    return _lengths_times_constant(
+        math.sqrt(2) * (1 - torch.eye(n, dtype=torch.float64)), following.log_constant(outputs)
+    )
 
 
-def _times_exp(lengths: Tensor, log_constant: float) -> Tensor:
+def _lengths_times_constant(lengths: Tensor, log_constant: float) -> Tensor:
     """Products over many layers may leave the range of float64: infinite constants certify the radius 0."""
     return torch.exp(lengths.log() + log_constant)

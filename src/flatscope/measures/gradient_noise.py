@@ -17,7 +17,7 @@ from flatscope.curvature.per_sample_gradients import gradient_forms
 from flatscope.curvature.sweep import gradient_flows, sweep_plan
 from flatscope.errors import InputError
 from flatscope.params import Params, count, flatten, norm, on_stacked
-from flatscope.perturbation import loss_and_gradient, same_together
+from flatscope.perturbation import loss_and_gradient, stacked_call_agrees
 from flatscope.registry import Value, measure
 from flatscope.samples import Batch, Inputs, cut, each_part
 
@@ -92,13 +92,13 @@ def _unbiased_scale(parts: Tensor, square: float) -> Value:
     # Both without each of the samples.
     noises = (squares.sum() - squares * n / (n - 1)) / (n - 2)
     signals = square - 2 * along / (n - 1) + squares / (n - 1) ** 2 - noises / (n - 1)
-    variance, covariance = (float(value) for value in _jackknife(signals, torch.stack([signals, noises])))
+    variance, covariance = (float(value) for value in _jackknife_covariance(signals, torch.stack([signals, noises])))
     if not signal > 2 * math.sqrt(variance):
         return nothing
     return Value(noise / signal / (1 + variance / signal**2 - covariance / (noise * signal)))
 
 
-def _jackknife(one: Tensor, others: Tensor) -> Tensor:
+def _jackknife_covariance(one: Tensor, others: Tensor) -> Tensor:
     """Covariance of an estimate with others, from their values without each of the samples: (k, n) to (k,)."""
     n = len(one)
     centred: Tensor = others - others.mean(1, keepdim=True)
@@ -126,8 +126,8 @@ def noise_parts(ctx: Context) -> Tensor:
     and inner products with the mean, and only parameters that belong to no layer have some.
     """
     mean = {name: value.to(ctx.problem.device, ctx.problem.dtype) for name, value in ctx.gradient().items()}
-    if _chunk(ctx, ctx.trainable) >= FEW_ROWS:
-        return ctx.problem.ranks.joined(_distances(ctx, mean))
+    if _samples_at_once(ctx, ctx.trainable) >= FEW_ROWS:
+        return ctx.problem.ranks.joined(_distances_from_mean_gradient(ctx, mean))
     not_covered = ctx.structural(not_covered_by_uses)
     covered = {name: value for name, value in mean.items() if name not in not_covered}
 
@@ -147,12 +147,14 @@ def noise_parts(ctx: Context) -> Tensor:
         [length, -length], dtype=torch.float64
     )
     if len(covered) < len(mean):
-        total += _distances(ctx, {name: value for name, value in mean.items() if name in not_covered})
+        total += _distances_from_mean_gradient(
+            ctx, {name: value for name, value in mean.items() if name in not_covered}
+        )
     total[:, 0].clamp_min_(0)
     return ctx.problem.ranks.joined(total)
 
 
-def _distances(ctx: Context, mean: Params) -> Tensor:
+def _distances_from_mean_gradient(ctx: Context, mean: Params) -> Tensor:
     """‖g_i − ḡ‖² and ⟨g_i − ḡ, ḡ⟩ of this rank's samples over some parameters."""
     flat, found = flatten(mean), []
     for gradients in sample_gradients(ctx, tuple(mean)):
@@ -162,7 +164,7 @@ def _distances(ctx: Context, mean: Params) -> Tensor:
     return torch.cat(found)
 
 
-def _chunk(ctx: Context, moved: Params) -> int:
+def _samples_at_once(ctx: Context, moved: Params) -> int:
     """Samples whose gradients are held at once."""
     size = torch.finfo(ctx.problem.dtype).bits // 8
     return max(1, min(ctx.problem.batch_size, CHUNK_BYTES // (2 * size * count(moved.values()))))
@@ -179,22 +181,25 @@ def sample_gradients(ctx: Context, names: Sequence[str] | None = None) -> Iterat
         names: the parameters; all that are trainable by default.
     """
     moved = ctx.trainable if names is None else {name: ctx.trainable[name] for name in names}
-    run = _together if ctx.cached(vectorises) else _one_by_one
+    run = _sample_gradients_in_one_call if ctx.cached(vectorises) else _sample_gradients_one_by_one
     for kind in ("forward", "backward"):
         ctx.count(kind, ctx.problem.n_train)
-    for inputs, targets in ctx.share(size=_chunk(ctx, moved)):
+    for inputs, targets in ctx.share(size=_samples_at_once(ctx, moved)):
         yield run(ctx, moved, inputs, targets)
 
 
 def vectorises(ctx: Context) -> bool:
     """Whether all per-sample gradients come from one call; tried on two samples and compared with one by one."""
     inputs, targets = next(iter(ctx.batches(size=2)))
-    ways = (partial(run, ctx, ctx.trainable, inputs, targets) for run in (_together, _one_by_one))
+    ways = (
+        partial(run, ctx, ctx.trainable, inputs, targets)
+        for run in (_sample_gradients_in_one_call, _sample_gradients_one_by_one)
+    )
     together, one_by_one = ways
-    return same_together(ctx, lambda: [together()], lambda: [one_by_one()])
+    return stacked_call_agrees(ctx, lambda: [together()], lambda: [one_by_one()])
 
 
-def _together(ctx: Context, moved: Params, inputs: Inputs, targets: Tensor) -> Tensor:
+def _sample_gradients_in_one_call(ctx: Context, moved: Params, inputs: Inputs, targets: Tensor) -> Tensor:
     point = {name: value.detach() for name, value in moved.items()}
 
     def loss(params: Params, inputs: Inputs, target: Tensor) -> Tensor:
@@ -205,6 +210,6 @@ def _together(ctx: Context, moved: Params, inputs: Inputs, targets: Tensor) -> T
     return torch.cat([stacked[name].detach().reshape(len(targets), -1) for name in point], dim=1)
 
 
-def _one_by_one(ctx: Context, moved: Params, inputs: Inputs, targets: Tensor) -> Tensor:
+def _sample_gradients_one_by_one(ctx: Context, moved: Params, inputs: Inputs, targets: Tensor) -> Tensor:
     samples = ((cut(inputs, i, i + 1), targets[i : i + 1]) for i in range(len(targets)))
     return torch.stack([flatten(loss_and_gradient(ctx, sample, moved)[1]) for sample in samples])

@@ -10,19 +10,11 @@ from itertools import islice
 import torch
 from torch import Tensor
 
+from flatscope.ascents import ascend, shrinking_step_sizes, within_ball
 from flatscope.context import Context
 from flatscope.errors import InputError, NotApplicable, refuse_unless_whole
 from flatscope.params import Params
-from flatscope.perturbation import (
-    Evaluate,
-    ascend,
-    batch_gradient,
-    measure_of_moves,
-    minibatches,
-    perturbed_gradients,
-    shrinking,
-    within_ball,
-)
+from flatscope.perturbation import Evaluate, batch_gradient, measure_of_moves, minibatches, perturbed_gradients
 from flatscope.registry import Value
 from flatscope.samples import Batch
 from flatscope.sampling import draw_until_precise
@@ -63,7 +55,7 @@ def m_sharpness(ctx: Context, *, rho: float = 0.05, m: int = 128, steps: int = 1
     def rise(evaluate: Evaluate, loss: float, gradient: Params) -> float:
         ball = within_ball(rho)
         start = ball.climb({name: value[None] for name, value in gradient.items()})
-        return max(0.0, ascend(ctx, evaluate, start, ball, shrinking(steps - 1)).highest - loss)
+        return max(0.0, ascend(ctx, evaluate, start, ball, shrinking_step_sizes(steps - 1)).highest - loss)
 
     if ctx.problem.n_train <= m:
         found = rise(partial(perturbed_gradients, ctx), ctx.scores().loss, ctx.gradient())
@@ -74,7 +66,7 @@ def m_sharpness(ctx: Context, *, rho: float = 0.05, m: int = 128, steps: int = 1
         whole = (batch for batch in islice(batches, 2 * groups) if len(batch[1]) == m)  # a source may end with fewer
         for batch in islice(whole, groups):
             here = batch_gradient(ctx, batch, {})
-            yield torch.tensor([rise(partial(_evaluated, ctx, batch), *here)], dtype=torch.float64)
+            yield torch.tensor([rise(partial(_batch_loss_and_gradient, ctx, batch), *here)], dtype=torch.float64)
 
     drawn = draw_until_precise(ctx, rises(), groups)
     if len(drawn.samples) < 2:
@@ -83,7 +75,7 @@ def m_sharpness(ctx: Context, *, rho: float = 0.05, m: int = 128, steps: int = 1
     return Value(drawn.means[0], stderr=drawn.stderrs[0], low=drawn.means[0], reason=reason)
 
 
-def _evaluated(ctx: Context, batch: Batch, points: Params) -> tuple[Tensor, Params]:
+def _batch_loss_and_gradient(ctx: Context, batch: Batch, points: Params) -> tuple[Tensor, Params]:
     """Loss of a batch, and its gradient, at one stacked point."""
     loss, gradient = batch_gradient(ctx, batch, {name: value[0] for name, value in points.items()})
     return torch.tensor([loss], dtype=torch.float64), {name: value[None] for name, value in gradient.items()}

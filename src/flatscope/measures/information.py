@@ -58,13 +58,13 @@ def effective_dimension(ctx: Context, *, alpha: float = 1e-3, steps: int = 100, 
         steps: products of each random vector; more narrow what the quadrature leaves open.
         draws: the most random vectors; fewer where the mean is precise enough before.
     """
-    _checked(alpha, steps, draws)
+    _check_information_options(alpha, steps, draws)
     if not alpha > 0:
         raise InputError("alpha above 0", repr(alpha))
     operator = GaussNewton(ctx)
     if operator.size <= ctx.effort.limits.inverted_matrix:
         values = ctx.cached(eigensystem, matrix="gauss_newton")[0]
-        if float(values[0]) < -max(_rounding(values), BELOW * alpha):
+        if float(values[0]) < -max(_rounding_of_zero_eigenvalue(values), BELOW * alpha):
             raise NotApplicable("a loss that is convex in the outputs", f"an eigenvalue of {float(values[0]):.3g}")
         return Value(float((values.clamp_min(0) / (values.clamp_min(0) + alpha)).sum()), exact=True)
     generator = ctx.generator("effective_dimension")
@@ -72,9 +72,11 @@ def effective_dimension(ctx: Context, *, alpha: float = 1e-3, steps: int = 100, 
     def counts() -> Iterator[Tensor]:
         for _ in range(draws):
             start = torch.randn(operator.size, generator=generator, dtype=torch.float64)
-            yield operator.size * (1 - alpha * _enclosed(operator, start / start.norm(), alpha, steps, generator))
+            yield operator.size * (
+                1 - alpha * _quadrature_bounds(operator, start / start.norm(), alpha, steps, generator)
+            )
 
-    return _estimate(operator, draw_until_precise(ctx, counts(), draws))
+    return _value_from_bounds(operator, draw_until_precise(ctx, counts(), draws))
 
 
 @_decided(
@@ -110,13 +112,13 @@ def takeuchi_trace(
         steps: products of each random sum where it is estimated.
         draws: the most random sums; fewer where the mean is precise enough before.
     """
-    _checked(damping, steps, draws)
+    _check_information_options(damping, steps, draws)
     if way == "ratio":
-        return _ratio(ctx, matrix, centred)
+        return _ratio_of_traces(ctx, matrix, centred)
     p = count(ctx.trainable.values())
     if p <= ctx.effort.limits.inverted_matrix:
         values, noise = ctx.cached(eigensystem, matrix=matrix), ctx.cached(noise_along, matrix=matrix, centred=centred)
-        return Value(_inverse_trace(values[0], noise, damping), exact=True)
+        return Value(_trace_of_noise_over_curvature(values[0], noise, damping), exact=True)
     if not damping or matrix == "hessian":
         fix = 'Give damping above 0 (a hundredth of the largest eigenvalue, say), or way="ratio"'
         expected = f"at most {ctx.effort.limits.inverted_matrix:,} parameters without damping, or with the Hessian"
@@ -125,11 +127,13 @@ def takeuchi_trace(
 
     def squares() -> Iterator[Tensor]:
         for _ in range(draws):
-            start = _random_sum(ctx, generator, centred)
+            start = _random_sum_of_gradients(ctx, generator, centred)
             square = float(start.square().sum())  # zero where all signs are equal and the mean is taken out
-            yield square * _enclosed(operator, start, damping, steps, generator) if square else torch.zeros(1, 2)
+            yield (
+                square * _quadrature_bounds(operator, start, damping, steps, generator) if square else torch.zeros(1, 2)
+            )
 
-    return _estimate(operator, draw_until_precise(ctx, squares(), draws))
+    return _value_from_bounds(operator, draw_until_precise(ctx, squares(), draws))
 
 
 def eigensystem(ctx: Context, *, matrix: str) -> tuple[Tensor, Tensor]:
@@ -153,9 +157,9 @@ def noise_along(ctx: Context, *, matrix: str, centred: bool) -> Tensor:
     return (total / ctx.problem.n_train - mean.square()).clamp_min(0)
 
 
-def _inverse_trace(values: Tensor, noise: Tensor, damping: float) -> float:
+def _trace_of_noise_over_curvature(values: Tensor, noise: Tensor, damping: float) -> float:
     if not damping:
-        positive = values > _rounding(values)
+        positive = values > _rounding_of_zero_eigenvalue(values)
         outside = float(noise[~positive].sum() / noise.sum()) if noise.sum() > 0 else 0.0
         if outside > OUTSIDE:
             got = f"{outside:.1%} of the gradients' squares where it is zero or negative"
@@ -168,12 +172,12 @@ def _inverse_trace(values: Tensor, noise: Tensor, damping: float) -> float:
     return float((noise / (values + damping)).sum())
 
 
-def _rounding(values: Tensor) -> float:
+def _rounding_of_zero_eigenvalue(values: Tensor) -> float:
     """What rounding may make of an eigenvalue that is zero."""
     return 10 * len(values) * torch.finfo(torch.float64).eps * float(values.abs().max())
 
 
-def _ratio(ctx: Context, matrix: str, centred: bool) -> Value:
+def _ratio_of_traces(ctx: Context, matrix: str, centred: bool) -> Value:
     noise = float(ctx.cached(noise_squares).mean()) + (0.0 if centred else norm(ctx.gradient()) ** 2)
     point = ctx
     if ctx.effort.curvature != matrix:
@@ -186,7 +190,7 @@ def _ratio(ctx: Context, matrix: str, centred: bool) -> Value:
     return Value(value, stderr=value * float(trace.stderr) / float(trace.value), exact=trace.exact, reason=trace.reason)
 
 
-def _random_sum(ctx: Context, generator: torch.Generator, centred: bool) -> Tensor:
+def _random_sum_of_gradients(ctx: Context, generator: torch.Generator, centred: bool) -> Tensor:
     """n^(−1/2) Σ ξ_i g_i with random signs ξ, (p,): its second moment is C."""
     n, device = ctx.problem.n_train, ctx.problem.device
     signs = torch.randint(0, 2, (n,), generator=generator).double() * 2 - 1
@@ -201,7 +205,7 @@ def _random_sum(ctx: Context, generator: torch.Generator, centred: bool) -> Tens
     return total
 
 
-def _enclosed(
+def _quadrature_bounds(
     operator: CurvatureOperator, start: Tensor, alpha: float, steps: int, generator: torch.Generator
 ) -> Tensor:
     """Upper and lower bound of vᵀ(G + αI)⁻¹v for v in the direction of `start`, of length one: (1, 2)."""
@@ -214,7 +218,7 @@ def _enclosed(
     lowest = float(torch.linalg.eigvalsh(inside)[0])
     if lowest < -BELOW * alpha:
         raise NotApplicable("a loss that is convex in the outputs", f"a curvature of {lowest:.3g}")
-    low = _first_entry(inside, alpha)
+    low = _first_entry_of_inverse(inside, alpha)
     if space.closed:
         return torch.tensor([[low, low]], dtype=torch.float64)
     k, node = len(inside), -BELOW * alpha
@@ -225,15 +229,15 @@ def _enclosed(
     extended[k, k - 1] = extended[k - 1, k] = space.coupling
     shifted = inside - 2 * node * torch.eye(k, dtype=torch.float64)  # clear of what rounding makes of its lowest
     extended[k, k] = 2 * node + torch.linalg.solve(shifted, last)[-1]
-    return torch.tensor([[_first_entry(extended, alpha), low]], dtype=torch.float64)
+    return torch.tensor([[_first_entry_of_inverse(extended, alpha), low]], dtype=torch.float64)
 
 
-def _first_entry(matrix: Tensor, alpha: float) -> float:
+def _first_entry_of_inverse(matrix: Tensor, alpha: float) -> float:
     """First entry of (T + αI)⁻¹."""
     return float(torch.linalg.inv(matrix + alpha * torch.eye(len(matrix), dtype=torch.float64))[0, 0])
 
 
-def _estimate(operator: CurvatureOperator, found: Draws) -> Value:
+def _value_from_bounds(operator: CurvatureOperator, found: Draws) -> Value:
     """The middle of two bounds' means; what they leave open counts as error."""
     operator.release()
     low, high = sorted(found.means)
@@ -241,7 +245,7 @@ def _estimate(operator: CurvatureOperator, found: Draws) -> Value:
     return Value((low + high) / 2, stderr=stderr, reason=f"{found.remark()}; quadrature from {low:.4g} to {high:.4g}")
 
 
-def _checked(alpha: float, steps: int, draws: int) -> None:
+def _check_information_options(alpha: float, steps: int, draws: int) -> None:
     refuse_unless_whole(steps, "steps", least=2)
     refuse_unless_whole(draws, "draws", least=2)
     if not 0 <= alpha < math.inf:

@@ -55,17 +55,21 @@ def layer_values(
         key, mean = (layer.weight, quantity), covered.of(layer.weight, quantity)
         if key in rest.values:
             ways = "" if rest.exact else f"; sampled, {rest.products} products"
-            remarks = made_remark(ctx, layer.weight), matrix_remark(ctx, layer.weight)
-            reason = _joined(*remarks, f"{covered.not_covered[layer.weight]}{ways}")
-            found = _value(rest.values[key], rest.stderrs[key], None, rest.exact, reason, quantity)
-            result[layer.name] = _judged(ctx, found, precision, rest.missed)
+            remarks = remark_on_derived_weight(ctx, layer.weight), remark_on_matrix(ctx, layer.weight)
+            reason = _join_remarks(*remarks, f"{covered.not_covered[layer.weight]}{ways}")
+            found = _value_of_numbers(rest.values[key], rest.stderrs[key], None, rest.exact, reason, quantity)
+            result[layer.name] = _with_precision_remark(ctx, found, precision, rest.missed)
         elif mean is not None:
-            reason = _joined(made_remark(ctx, layer.weight), matrix_remark(ctx, layer.weight), _sampling(covered))
-            found = _value(mean.value, mean.stderr, mean.data_stderr, not covered.draws, reason, quantity)
-            result[layer.name] = _judged(ctx, found, precision, covered.missed)
+            reason = _join_remarks(
+                remark_on_derived_weight(ctx, layer.weight),
+                remark_on_matrix(ctx, layer.weight),
+                _sampling_in_words(covered),
+            )
+            found = _value_of_numbers(mean.value, mean.stderr, mean.data_stderr, not covered.draws, reason, quantity)
+            result[layer.name] = _with_precision_remark(ctx, found, precision, covered.missed)
         else:
-            zeros = torch.zeros(_units(ctx, layer, quantity))
-            result[layer.name] = _value(
+            zeros = torch.zeros(_number_of_input_units(ctx, layer, quantity))
+            result[layer.name] = _value_of_numbers(
                 zeros, torch.zeros_like(zeros), None, True, "its output does not reach the network's", quantity
             )
     return result
@@ -85,10 +89,10 @@ def network_value(
     stderr = math.hypot(error, float(rest.stderrs[key])) if key in rest.values else error
     exact = not covered.draws and (rest.exact or key not in rest.values)
     found = Value(value, stderr, data_stderr=data_stderr, exact=exact, reason=reason)
-    return _judged(ctx, found, precision, covered.missed or rest.missed)
+    return _with_precision_remark(ctx, found, precision, covered.missed or rest.missed)
 
 
-def _judged(ctx: Context, found: Value, precision: float | None, missed: str) -> Value:
+def _with_precision_remark(ctx: Context, found: Value, precision: float | None, missed: str) -> Value:
     """A value that is less precise than asked for says so; of units the largest counts."""
     wanted = ctx.effort.precision if precision is None else precision
     values, errors = (torch.as_tensor(part).reshape(-1) for part in (found.value, found.stderr))
@@ -111,19 +115,19 @@ def _rest(
 def trace_of_everything(ctx: Context, precision: float | None, most_products: int) -> Value:
     """The trace over all trainable parameters, with a remark on how it was obtained."""
     if ctx.effort.trace_alone and not ctx.knows(column_sweep):
-        found = _trace_alone(ctx, ctx.effort.precision if precision is None else precision, most_products)
+        found = _trace_by_whole_products(ctx, ctx.effort.precision if precision is None else precision, most_products)
         if found is not None:
             return found
     covered = swept(ctx, precision)
-    parts = [_sampling(covered)]
+    parts = [_sampling_in_words(covered)]
     if covered.not_covered:
         rest = _rest(ctx, covered, "trace", precision, most_products, covered.not_covered)
-        parts.append(_by_products(rest, len(covered.not_covered), next(iter(covered.not_covered.values()))))
-    reason = _joined(matrix_remark(ctx, *ctx.problem.trainable), *parts)
+        parts.append(_products_in_words(rest, len(covered.not_covered), next(iter(covered.not_covered.values()))))
+    reason = _join_remarks(remark_on_matrix(ctx, *ctx.problem.trainable), *parts)
     return network_value(ctx, "trace", precision, most_products, reason)
 
 
-def _trace_alone(ctx: Context, precision: float, most_products: int) -> Value | None:
+def _trace_by_whole_products(ctx: Context, precision: float, most_products: int) -> Value | None:
     """The trace from products of the whole matrix; None where layers' ways are cheaper, or turn out to be."""
     route, layers = trace_route(ctx, precision), route_of(ctx, precision)
     if route is layers:
@@ -132,24 +136,26 @@ def _trace_alone(ctx: Context, precision: float, most_products: int) -> Value | 
     found = ctx.cached(whole_trace, precision=precision, most_products=min(most_products, worth))
     if found.missed and worth < most_products and not out_of_time(ctx):
         return None
-    reason = _joined(matrix_remark(ctx, *ctx.problem.trainable), _by_products(found, len(route.ways), TRACE_ALONE))
+    reason = _join_remarks(
+        remark_on_matrix(ctx, *ctx.problem.trainable), _products_in_words(found, len(route.ways), TRACE_ALONE)
+    )
     value, error = (float(part[TRACE]) for part in (found.values, found.stderrs))
-    return _judged(ctx, Value(value, error, exact=found.exact, reason=reason), precision, found.missed)
+    return _with_precision_remark(ctx, Value(value, error, exact=found.exact, reason=reason), precision, found.missed)
 
 
-def _by_products(found: DiagonalSums, tensors: int, why: str) -> str:
+def _products_in_words(found: DiagonalSums, tensors: int, why: str) -> str:
     """How products gave a part of the trace."""
     ways = f"products, one for each of {found.directions:,} directions" if found.exact else f"{found.products} products"
     return f"{numbered(tensors, 'parameter tensor')} by {ways}: {why}"
 
 
-def made_remark(ctx: Context, weight: str) -> str:
+def remark_on_derived_weight(ctx: Context, weight: str) -> str:
     """What a weight is computed from, where its values are those of no parameter; empty for parameters."""
     params = made_of(ctx.problem.model).get(weight)
     return f"of the weight that is computed from {some_of(list(params), MOST_PARTS)}" if params else ""
 
 
-def matrix_remark(ctx: Context, *names: str) -> str:
+def remark_on_matrix(ctx: Context, *names: str) -> str:
     """Which matrix a value that is made of these parameters' blocks belongs to, where that needs saying."""
     if ctx.effort.curvature != "gauss_newton":
         return ""
@@ -157,15 +163,17 @@ def matrix_remark(ctx: Context, *names: str) -> str:
     return GAUSS_NEWTON if differs else f"{GAUSS_NEWTON}, here the same as the Hessian's"
 
 
-def _sampling(covered: Curvature) -> str:
+def _sampling_in_words(covered: Curvature) -> str:
     return f"sampled, {covered.draws} draws" if covered.draws else ""
 
 
-def _joined(*parts: str) -> str:
+def _join_remarks(*parts: str) -> str:
     return "; ".join(part for part in parts if part)
 
 
-def _value(value: Tensor, stderr: Tensor, data_stderr: Tensor | None, exact: bool, reason: str, quantity: str) -> Value:
+def _value_of_numbers(
+    value: Tensor, stderr: Tensor, data_stderr: Tensor | None, exact: bool, reason: str, quantity: str
+) -> Value:
     """One number, or one for each unit."""
     if quantity in ("rho", "rho_rows"):
         return Value(value.reshape(-1), stderr.reshape(-1), data_stderr, exact=exact, reason=reason)
@@ -173,29 +181,29 @@ def _value(value: Tensor, stderr: Tensor, data_stderr: Tensor | None, exact: boo
     return Value(float(value), float(stderr), spread, exact=exact, reason=reason)
 
 
-def _units(ctx: Context, layer: Layer, quantity: str) -> int:
+def _number_of_input_units(ctx: Context, layer: Layer, quantity: str) -> int:
     return DIRECTIONS[quantity](ctx.params[layer.weight], layer).count if quantity in ("rho", "rho_rows") else 1
 
 
-def largest(values: dict[str, Value]) -> Value:
+def largest_layer_value(values: dict[str, Value]) -> Value:
     """The largest of the layers' values."""
     top = max(values.values(), key=lambda value: float(value.value))
     reason = shared_reason(values) + "".join(top.reason.partition(ASKED)[1:])
-    found = Value(float(top.value), top.stderr, top.data_stderr, exact=all_exact(values), reason=reason)
+    found = Value(float(top.value), top.stderr, top.data_stderr, exact=all_layers_exact(values), reason=reason)
     if all(value.low is None and value.high is None for value in values.values()):
         return found
-    _, low, high = (max(ends) for ends in zip(*map(bracket, values.values()), strict=True))
+    _, low, high = (max(ends) for ends in zip(*map(value_with_interval_ends, values.values()), strict=True))
     return replace(found, low=low, high=high)
 
 
-def bracket(value: Value) -> tuple[float, float, float]:
+def value_with_interval_ends(value: Value) -> tuple[float, float, float]:
     """A number and the ends of its interval; without one these are the number itself."""
     number = float(value.value)
     low, high = (number if end is None else float(end) for end in (value.low, value.high))
     return number, low, high
 
 
-def largest_units(values: dict[str, Value]) -> dict[str, Value]:
+def largest_unit_by_layer(values: dict[str, Value]) -> dict[str, Value]:
     """The largest unit of each layer."""
     result = {}
     for name, value in values.items():
@@ -219,6 +227,6 @@ def shared_reason(values: dict[str, Value]) -> str:
     return "; ".join([*parts, *(["…"] if len(counted) > MOST_REASONS else [])])
 
 
-def all_exact(values: dict[str, Value]) -> bool:
+def all_layers_exact(values: dict[str, Value]) -> bool:
     """Whether no layer was estimated."""
     return all(value.exact is not False for value in values.values())

@@ -25,7 +25,7 @@ from flatscope.network.layer_calls import LAYER_CALLS
 from flatscope.network.layer_uses import LayerRecorder, LayerUse
 from flatscope.network.watching import Operation
 from flatscope.params import Params, count, on_stacked
-from flatscope.perturbation import FEW_SAMPLES, KEPT_BYTES, STACK_BYTES, agree, same_together
+from flatscope.perturbation import FEW_SAMPLES, KEPT_BYTES, STACK_BYTES, agree_to_rounding, stacked_call_agrees
 from flatscope.samples import Inputs, cut, parts_of
 
 Layers = tuple[tuple[str, str | None], ...]  # weight, and bias if it moves
@@ -65,9 +65,11 @@ class Lines:
     def __init__(self, ctx: Context, directions: Params, objective: str = "loss", *, cached: bool = True) -> None:
         self.ctx, self.objective = ctx, checked_objective(ctx, objective)
         self.directions = {name: value.to(ctx.params[name]) for name, value in directions.items()}
-        self._ahead = ctx.cached(layers_ahead, moved=tuple(directions)) if cached else Ahead((), 0, False)
+        self._ahead = (
+            ctx.cached(layers_before_any_moved_weight, moved=tuple(directions)) if cached else Ahead((), 0, False)
+        )
         self._stacked, self._batches = False, list[_Known]()
-        if self._ahead.layers and _fits(ctx, self._ahead):
+        if self._ahead.layers and _fits_into_memory(ctx, self._ahead):
             self._batches = list(self._known_batches())
             ctx.count("forward", ctx.problem.n_train)
             if not self._agrees():
@@ -97,7 +99,7 @@ class Lines:
     def _samples_at_once(self, k: int) -> int:
         """Samples of one call on k stacked networks, bounded by the memory of their activations."""
         each = torch.finfo(self.ctx.problem.dtype).bits // 8 * max(1, activations(self.ctx))
-        return max(1, _budget(self.ctx) // (2 * each * k))
+        return max(1, _memory_budget(self.ctx) // (2 * each * k))
 
     def _plain_batches(self, k: int) -> Iterator[_Known]:
         size = min(self.ctx.problem.batch_size, self._samples_at_once(k)) if self._stacked else None
@@ -110,11 +112,13 @@ class Lines:
         with torch.no_grad():
             for inputs, targets in self.ctx.share(size=size):
                 pieces = [
-                    answers_of(self.ctx, self._ahead.layers, self.directions, cut(inputs, start, start + step))
+                    layer_responses_along_directions(
+                        self.ctx, self._ahead.layers, self.directions, cut(inputs, start, start + step)
+                    )
                     for start in range(0, len(targets), step)
                 ]
                 at_zero, along = zip(*pieces, strict=True)
-                yield _Known(inputs, targets, _joined(at_zero, dim=0), _joined(along, dim=1))
+                yield _Known(inputs, targets, _joined_stacks(at_zero, dim=0), _joined_stacks(along, dim=1))
 
     def _agrees(self) -> bool:
         """Whether memory and network say the same: on the first samples, a step along the first line."""
@@ -123,7 +127,7 @@ class Lines:
             remembered = self._outputs(first, slice(0, FEW), 1.0, along, rest)
             point = {name: self.ctx.params[name] + value[0] for name, value in self.directions.items()}
             run = self.ctx.forward(cut(first.inputs, 0, FEW), {**self.ctx.params, **point})
-        return agree(self.ctx, remembered, run)
+        return agree_to_rounding(self.ctx, remembered, run)
 
     def _stacks(self) -> bool:
         """Whether stacked networks give what they give one by one: on the first samples, along the first two lines."""
@@ -131,7 +135,7 @@ class Lines:
         lines = torch.arange(min(2, len(next(iter(self.directions.values())))))
         sums = partial(self._sums, first, slice(0, FEW), lines, torch.ones(len(lines), dtype=torch.float64))
         with torch.no_grad():
-            return same_together(self.ctx, lambda: [sums(stacked=True)], lambda: [sums(stacked=False)])
+            return stacked_call_agrees(self.ctx, lambda: [sums(stacked=True)], lambda: [sums(stacked=False)])
 
     def _sums(self, known: _Known, part: slice, lines: Tensor, radii: Tensor, *, stacked: bool) -> Tensor:
         """Objective of some lines at their radii, summed over a part of a batch: (k,), float64, on the CPU."""
@@ -160,21 +164,26 @@ class Lines:
 
     def _outputs(self, known: _Known, part: slice, radius: float | Tensor, along: Params, rest: Params) -> Tensor:
         """Outputs of one moved network on a part of a batch."""
-        answers = {name: _moved(zero[part], along[name][part], radius) for name, zero in known.at_zero.items()}
+        answers = {
+            name: _weights_moved_along_direction(zero[part], along[name][part], radius)
+            for name, zero in known.at_zero.items()
+        }
         if self._ahead.is_output:
             return next(iter(answers.values()))
-        point = {name: _moved(self.ctx.params[name], value, radius) for name, value in rest.items()}
+        point = {
+            name: _weights_moved_along_direction(self.ctx.params[name], value, radius) for name, value in rest.items()
+        }
         inputs = cut(known.inputs, part.start, part.stop)
         return answered_forward(self.ctx, inputs, {**self.ctx.params, **point}, answers)
 
 
-def _moved(start: Tensor, direction: Tensor, radius: float | Tensor) -> Tensor:
+def _weights_moved_along_direction(start: Tensor, direction: Tensor, radius: float | Tensor) -> Tensor:
     if isinstance(radius, Tensor):
         return torch.addcmul(start, radius, direction)
     return torch.add(start, direction, alpha=radius)
 
 
-def _joined(pieces: Sequence[Params], dim: int) -> Params:
+def _joined_stacks(pieces: Sequence[Params], dim: int) -> Params:
     return {name: torch.cat([piece[name] for piece in pieces], dim=dim) for name in pieces[0]}
 
 
@@ -191,7 +200,9 @@ def answered_forward(ctx: Context, inputs: Inputs, params: Params, answers: Para
     return ctx.forward(inputs, params, [follow])
 
 
-def answers_of(ctx: Context, layers: Layers, directions: Params, inputs: Inputs) -> tuple[Params, Params]:
+def layer_responses_along_directions(
+    ctx: Context, layers: Layers, directions: Params, inputs: Inputs
+) -> tuple[Params, Params]:
     """What layers answer on a batch at w, and with each of the stacked directions as weights (k, n, ...), by weight."""
     asked = {id(ctx.params[weight]): (weight, bias) for weight, bias in layers}
     at_zero: Params = {}
@@ -254,20 +265,20 @@ def moved_parameters(ctx: Context, layers: Any) -> tuple[str, ...]:
 
 def lines_at_once(ctx: Context, moved: tuple[str, ...]) -> int:
     """Lines that may be held together, bounded by the memory of their directions and of what is known of them."""
-    ahead = ctx.cached(layers_ahead, moved=moved)
+    ahead = ctx.cached(layers_before_any_moved_weight, moved=moved)
     size = torch.finfo(ctx.problem.dtype).bits // 8
     each = size * count(ctx.params[name] for name in moved)
-    return max(1, _budget(ctx) // (each + (ahead.bytes_per_line if _fits(ctx, ahead) else 0)))
+    return max(1, _memory_budget(ctx) // (each + (ahead.bytes_per_line if _fits_into_memory(ctx, ahead) else 0)))
 
 
-def layers_ahead(ctx: Context, *, moved: tuple[str, ...]) -> Ahead:
+def layers_before_any_moved_weight(ctx: Context, *, moved: tuple[str, ...]) -> Ahead:
     """The layers whose answer to w + rδ is known for all r from two evaluations; found on one forward pass."""
     params = {n: v.detach().requires_grad_() if n in moved else v.detach() for n, v in ctx.params.items()}
     recorder = LayerRecorder(params)
     with torch.enable_grad():
         outputs = ctx.forward(ctx.problem.example(), params, [recorder.follow])
     counts = Counter(name for use in recorder.of_layers for name in (use.weight, use.bias) if name)
-    uses = [use for use in recorder.of_layers if _is_ahead(use, moved, counts)]
+    uses = [use for use in recorder.of_layers if _layer_is_ahead(use, moved, counts)]
     size = torch.finfo(ctx.problem.dtype).bits // 8
     per_sample = sum(torch.Size(use.output_shape[1:]).numel() for use in uses)
     end = get_gradient_edge(outputs).node if outputs.requires_grad else None
@@ -276,20 +287,22 @@ def layers_ahead(ctx: Context, *, moved: tuple[str, ...]) -> Ahead:
     return Ahead(layers, size * per_sample * ctx.problem.n_train, last)
 
 
-def _is_ahead(use: LayerUse[Tensor], moved: tuple[str, ...], counts: Counter[str]) -> bool:
+def _layer_is_ahead(use: LayerUse[Tensor], moved: tuple[str, ...], counts: Counter[str]) -> bool:
     moves = use.weight in moved or use.bias in moved
     once = counts[use.weight] == 1 and (use.bias is None or counts[use.bias] == 1)
     return moves and once and not (use.opaque or use.masked or use.kind == "lookup" or use.input.requires_grad)
 
 
-def _fits(ctx: Context, ahead: Ahead) -> bool:
+def _fits_into_memory(ctx: Context, ahead: Ahead) -> bool:
     """Whether answers and data stay in memory: the data, the answers at w, and those of at least one line."""
     inputs = ctx.problem.example(1)
     data = ctx.problem.n_train * sum(part.numel() * part.element_size() for part in parts_of(inputs))
-    return data + ahead.bytes_per_line <= max(KEPT_BYTES, _budget(ctx)) and ahead.bytes_per_line <= _budget(ctx)
+    return data + ahead.bytes_per_line <= max(
+        KEPT_BYTES, _memory_budget(ctx)
+    ) and ahead.bytes_per_line <= _memory_budget(ctx)
 
 
-def _budget(ctx: Context) -> int:
+def _memory_budget(ctx: Context) -> int:
     if ctx.problem.device.type != "cuda" or ctx.problem.ranks.size > 1:  # ranks must take the same blocks
         return STACK_BYTES
     return allowed(ctx.effort.limits.lines_memory, ctx.problem.device)

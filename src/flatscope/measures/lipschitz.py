@@ -17,7 +17,7 @@ from torch.nn import functional
 from flatscope.context import Context
 from flatscope.errors import NotApplicable
 from flatscope.measures.attacks import MARGIN_PASSES, PASSES, refuse_broken_constant, refuse_broken_radius
-from flatscope.measures.margins import from_log, positive_margin
+from flatscope.measures.margins import positive_margin, value_from_logarithm
 from flatscope.measures.path_norms import log_gradient_bound
 from flatscope.measures.sample_kinds import free_inputs, kinds_of_samples
 from flatscope.network.jumps import Jumps
@@ -49,7 +49,7 @@ def lipschitz_l2(ctx: Context, *, log: bool = False) -> Value:
     """
     constant = ctx.cached(log_constant)
     refuse_broken_constant(ctx, constant, 2, "lipschitz_l2")
-    return from_log(constant, log)
+    return value_from_logarithm(constant, log)
 
 
 @_of_distances(
@@ -67,7 +67,7 @@ def lipschitz_linf(ctx: Context, *, log: bool = False) -> Value:
     """
     constant = log_gradient_bound(ctx)
     refuse_broken_constant(ctx, constant, math.inf, "lipschitz_linf")
-    return from_log(constant, log)
+    return value_from_logarithm(constant, log)
 
 
 @_of_distances(
@@ -88,7 +88,7 @@ def certified_radius(ctx: Context, *, epsilon: float = 0.05) -> Value:
     """
     constant, margin = ctx.cached(log_constant), positive_margin(ctx, epsilon)
     refuse_broken_constant(ctx, constant, 2, "certified_radius")
-    radius = from_log(math.log(margin) - math.log(2) / 2 - constant)
+    radius = value_from_logarithm(math.log(margin) - math.log(2) / 2 - constant)
     refuse_broken_radius(ctx, margin, float(radius.value))
     return radius
 
@@ -183,7 +183,7 @@ _FUNCTIONS: dict[str, tuple[Callable[..., Tensor], ...]] = {
 }
 
 
-def rows_of(ctx: Context, layer: Layer) -> Tensor:
+def weight_as_matrix(ctx: Context, layer: Layer) -> Tensor:
     """The weight as a matrix (outputs, incoming weights of each), float64; of a group only what it reads."""
     weight = ctx.params[layer.weight].detach().double()
     if layer.input_first:  # (in, out / groups, taps)
@@ -212,11 +212,11 @@ def _layer_norm(ctx: Context, layer: Layer, recorded: list[LayerUse[Slot]]) -> f
         return matrix_norm(weight.reshape(layer.groups, -1, weight.shape[1]), check)
     found = [(use.input.shape[len(use.input.shape) - weight.ndim + 1 :], use.settings) for use in recorded]
     uses = found or [(layer.input_shape, layer.settings)]
-    largest = [use for use in uses if not any(_contains(other, use) for other in uses)]
+    largest = [use for use in uses if not any(_has_larger_input(other, use) for other in uses)]
     return max(_norm_at(layer, weight, *use, check) for use in {str(use): use for use in largest}.values())
 
 
-def _contains(other: tuple[tuple[int, ...], Any], use: tuple[tuple[int, ...], Any]) -> bool:
+def _has_larger_input(other: tuple[tuple[int, ...], Any], use: tuple[tuple[int, ...], Any]) -> bool:
     """Whether another use of the same layer is on a larger input."""
     larger = all(more >= size for more, size in zip(other[0], use[0], strict=True))
     return larger and other[0] != use[0] and other[1] == use[1]

@@ -54,28 +54,28 @@ def as_shallow(ctx: Context) -> Shallow | None:
         return None
     try:
         probe = _Reader()
-        _run(ctx, inputs.double(), probe)
+        _run_through_reader(ctx, inputs.double(), probe)
     except NotApplicable:
         return None
     if probe.hidden is not None and probe.hidden.numel() > MOST_UNITS:
         return None
     shape = tuple(inputs.shape[1:])
-    basis = _with_origin(math.prod(shape), shape, inputs.device)
+    basis = _origin_and_unit_vectors(math.prod(shape), shape, inputs.device)
     if probe.hidden is None:
-        matrix, offset = _affine(_run(ctx, basis, _Reader()))
+        matrix, offset = _matrix_and_offset(_run_through_reader(ctx, basis, _Reader()))
         found = Shallow(matrix, offset, np.eye(len(offset)), np.zeros(len(offset)), affine=True)
-        return found if _agree(ctx, found) else None
+        return found if _matrices_agree_with_network(ctx, found) else None
     reader = _Reader()
-    _run(ctx, basis, reader)
+    _run_through_reader(ctx, basis, reader)
     assert reader.hidden is not None
     units, unit_shape = probe.hidden.numel(), tuple(probe.hidden.shape[1:])
-    answers = _with_origin(units, unit_shape, inputs.device)
-    outputs = _run(ctx, basis[:1].expand(units + 1, *shape).clone(), _Reader(answers))
-    found = Shallow(*_affine(reader.hidden), *_affine(outputs))
-    return found if _agree(ctx, found) else None  # a signal may have gone around the ReLUs
+    answers = _origin_and_unit_vectors(units, unit_shape, inputs.device)
+    outputs = _run_through_reader(ctx, basis[:1].expand(units + 1, *shape).clone(), _Reader(answers))
+    found = Shallow(*_matrix_and_offset(reader.hidden), *_matrix_and_offset(outputs))
+    return found if _matrices_agree_with_network(ctx, found) else None  # a signal may have gone around the ReLUs
 
 
-def _agree(ctx: Context, network: Shallow) -> bool:
+def _matrices_agree_with_network(ctx: Context, network: Shallow) -> bool:
     """Whether the matrices give what the network itself gives on some inputs."""
     inputs = ctx.problem.example(8)
     assert isinstance(inputs, Tensor)
@@ -86,19 +86,19 @@ def _agree(ctx: Context, network: Shallow) -> bool:
     return bool(np.abs(found - outputs).max() <= rounding * (np.abs(outputs).max() + 1))
 
 
-def _with_origin(n: int, shape: tuple[int, ...], device: torch.device) -> Tensor:
+def _origin_and_unit_vectors(n: int, shape: tuple[int, ...], device: torch.device) -> Tensor:
     """0 and the unit vectors, (n + 1, *shape)."""
     rows = torch.cat([torch.zeros(1, n, dtype=torch.float64), torch.eye(n, dtype=torch.float64)])
     return rows.reshape(n + 1, *shape).to(device)
 
 
-def _affine(values: Tensor) -> tuple[Floats, Floats]:
+def _matrix_and_offset(values: Tensor) -> tuple[Floats, Floats]:
     """Matrix and offset of an affine map from its values at 0 and at the unit vectors."""
     flat = as_rows(values.detach()).cpu().numpy()
     return np.ascontiguousarray((flat[1:] - flat[0]).T), flat[0]
 
 
-def _run(ctx: Context, inputs: Tensor, reader: _Reader) -> Tensor:
+def _run_through_reader(ctx: Context, inputs: Tensor, reader: _Reader) -> Tensor:
     state = {
         name: value.double() if value.is_floating_point() else value
         for name, value in {**ctx.params, **ctx.problem.buffers}.items()
@@ -166,10 +166,10 @@ def exact_margins(network: Shallow, x: Floats, y: npt.NDArray[np.int64], known: 
     patterns = np.ones((1, units), dtype=bool)
     if not network.affine:
         patterns = ((np.arange(2**units)[:, None] >> np.arange(units)) & 1).astype(bool)
-    return np.array([_margin(network, patterns, *one) for one in zip(x, y, known, strict=True)])
+    return np.array([_margin_of_sample(network, patterns, *one) for one in zip(x, y, known, strict=True)])
 
 
-def _margin(network: Shallow, patterns: npt.NDArray[np.bool_], x: Floats, y: int, known: float) -> float:
+def _margin_of_sample(network: Shallow, patterns: npt.NDArray[np.bool_], x: Floats, y: int, known: float) -> float:
     A, C = network.first, network.second
     z = A @ x + network.first_bias
     others = np.delete(np.arange(len(C)), y)

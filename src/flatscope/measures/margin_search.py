@@ -72,18 +72,18 @@ def nearest_changes(
             break
         start, j = x, order[:, restart % targets]
         if restart >= targets:
-            start, j = _random_start(network, nearest, y, SPREAD ** (restart % 3 - 1), generator)
+            start, j = _random_starting_points(network, nearest, y, SPREAD ** (restart % 3 - 1), generator)
         own = Nearest(x)
-        _head_for(network, own, start, y, j)
-        _slide(network, own, y)
+        _step_towards_class(network, own, start, y, j)
+        _slide_along_boundary(network, own, y)
         _turn_corner(network, own, y)
         nearest.offer(own.points, own.distances.isfinite())
-    _look_around(network, nearest, y, generator)
-    _refine(network, nearest, y)
+    _search_at_random(network, nearest, y, generator)
+    _refine_nearest_points(network, nearest, y)
     return nearest
 
 
-def _random_start(
+def _random_starting_points(
     network: Network, nearest: Nearest, y: Tensor, spread: float, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
     """At the distance known so far, or some more or less, in the most promising of a few directions; and the class."""
@@ -147,12 +147,12 @@ def gap_and_slope(
     return gap.detach(), slope, margins.detach() <= 0
 
 
-def _head_for(network: Network, nearest: Nearest, start: Tensor, y: Tensor, j: Tensor) -> None:
+def _step_towards_class(network: Network, nearest: Nearest, start: Tensor, y: Tensor, j: Tensor) -> None:
     x, point = nearest.x, start
     for _ in range(STEPS):
         gap, slope, changed = gap_and_slope(network, point, y, j)
         nearest.offer(point, changed)
-        step, anchored = (_to_plane(gap, slope, point, origin) for origin in (point, x))
+        step, anchored = (_step_to_linearised_boundary(gap, slope, point, origin) for origin in (point, x))
         near, far = step.norm(dim=1), anchored.norm(dim=1)
         share = torch.where(near + far > 0, near / (near + far), torch.zeros_like(near)).clamp_max(TOWARDS_SAMPLE)
         share = share[:, None]
@@ -160,7 +160,7 @@ def _head_for(network: Network, nearest: Nearest, start: Tensor, y: Tensor, j: T
         point = torch.where(changed[:, None], x + DRAW_BACK * (point - x), ahead)
 
 
-def _look_around(network: Network, nearest: Nearest, y: Tensor, generator: torch.Generator) -> None:
+def _search_at_random(network: Network, nearest: Nearest, y: Tensor, generator: torch.Generator) -> None:
     """Samples that no restart led anywhere: any point of another class, far or near."""
     directions = torch.randn(LOOKS, nearest.x.shape[1], generator=generator, dtype=torch.float64).to(nearest.x)
     lost = nearest.distances.isinf().nonzero()[:, 0]
@@ -175,30 +175,30 @@ def _look_around(network: Network, nearest: Nearest, y: Tensor, generator: torch
     nearest.points[lost], nearest.distances[lost] = own.points, own.distances
 
 
-def _refine(network: Network, nearest: Nearest, y: Tensor) -> None:
+def _refine_nearest_points(network: Network, nearest: Nearest, y: Tensor) -> None:
     for _ in range(ROUNDS):
         before = nearest.distances
-        _bisect(network, nearest, y)
-        _slide(network, nearest, y)
+        _bisect_to_boundary(network, nearest, y)
+        _slide_along_boundary(network, nearest, y)
         _turn_corner(network, nearest, y)
-    _bisect(network, nearest, y)
+    _bisect_to_boundary(network, nearest, y)
     found = nearest.distances.isfinite()
     nearest.last_gain = float((1 - nearest.distances / before)[found].max()) if bool(found.any()) else 0.0
 
 
-def _beyond(x: Tensor) -> float:
+def _step_beyond_boundary(x: Tensor) -> float:
     """A little farther than a boundary, so that rounding does not leave a point on the wrong side."""
     return float(1 + 100 * torch.finfo(x.dtype).eps ** 0.75)
 
 
-def _slide(network: Network, nearest: Nearest, y: Tensor) -> None:
+def _slide_along_boundary(network: Network, nearest: Nearest, y: Tensor) -> None:
     """Along the tangent plane towards the foot of x on it, as far as the class stays changed."""
     x, stride = nearest.x, nearest.x.new_ones(len(nearest.x))
     for _ in range(SLIDES):
         gap, slope, _ = gap_and_slope(network, nearest.points, y)
-        foot = x + _to_plane(gap, slope, nearest.points, x)
+        foot = x + _step_to_linearised_boundary(gap, slope, nearest.points, x)
         ahead = nearest.points + stride[:, None] * (foot - nearest.points)
-        ahead = x + _beyond(x) * (ahead - x)
+        ahead = x + _step_beyond_boundary(x) * (ahead - x)
         better = nearest.offer(ahead, _has_changed(network, ahead, y))
         stride = torch.where(better, (2 * stride).clamp_max(1), stride / 2)
 
@@ -220,11 +220,13 @@ def _turn_corner(network: Network, nearest: Nearest, y: Tensor) -> None:
         scale = torch.where(length > 0, 1 / length, torch.zeros_like(length))
         planes[:, number] = slope * scale[:, None]
         values[:, number] = (gap + (slope * (x - point)).sum(1)) * scale
-        point = x + _beyond(x) * _foot(planes[:, : number + 1], values[:, : number + 1])
+        point = x + _step_beyond_boundary(x) * _nearest_point_of_half_spaces(
+            planes[:, : number + 1], values[:, : number + 1]
+        )
     nearest.offer(point, _has_changed(network, point, y))
 
 
-def _foot(planes: Tensor, values: Tensor) -> Tensor:
+def _nearest_point_of_half_spaces(planes: Tensor, values: Tensor) -> Tensor:
     """The shortest d with ⟨g_k, d⟩ + v_k ≤ 0 for all unit vectors g_k: (n, k, d), (n, k) to (n, d).
 
     Its dual min λᵀQλ/2 − vᵀλ over λ ≥ 0 by Hildreth's sweeps, then exactly on the planes that these found to hold it.
@@ -244,7 +246,7 @@ def _foot(planes: Tensor, values: Tensor) -> Tensor:
     return -(torch.where(good, solved, weights)[:, None] @ planes)[:, 0]
 
 
-def _bisect(network: Network, nearest: Nearest, y: Tensor) -> None:
+def _bisect_to_boundary(network: Network, nearest: Nearest, y: Tensor) -> None:
     """Shrink what was found onto the boundary between it and x."""
     way = nearest.points - nearest.x
     low, high = way.new_zeros(len(way)), way.new_ones(len(way))
@@ -260,7 +262,7 @@ def _has_changed(network: Network, points: Tensor, y: Tensor) -> Tensor:
         return sample_margins(network(points), y) <= 0
 
 
-def _to_plane(gap: Tensor, slope: Tensor, at: Tensor, origin: Tensor) -> Tensor:
+def _step_to_linearised_boundary(gap: Tensor, slope: Tensor, at: Tensor, origin: Tensor) -> Tensor:
     """The way from `origin` to the nearest point where the linearisation at `at` vanishes; none if it is constant."""
     square = slope.square().sum(1)
     value = gap + (slope * (origin - at)).sum(1)

@@ -34,7 +34,7 @@ def functional_margin(ctx: Context) -> Tensor:
 
     f(x)[y] − max_{y' ≠ y} f(x)[y']; with two outputs of opposite sign this is twice y·f(x).
     """
-    return _margins(ctx)
+    return _finite_margins(ctx)
 
 
 @measure(
@@ -60,7 +60,7 @@ def margin(ctx: Context, *, epsilon: float = 0.05) -> float:
     """
     if not 0 < epsilon <= 1:
         raise InputError("an epsilon in (0, 1]", str(epsilon), where="margin")
-    values = _margins(ctx)
+    values = _finite_margins(ctx)
     return float(values.kthvalue(order_statistic(epsilon, len(values))).values)
 
 
@@ -69,7 +69,7 @@ def order_statistic(epsilon: float, n: int) -> int:
     return max(1, math.ceil(Fraction(str(epsilon)) * n))
 
 
-def _margins(ctx: Context) -> Tensor:
+def _finite_margins(ctx: Context) -> Tensor:
     values = ctx.scores().margins
     if values is None:
         raise NotApplicable("needs class labels and at least two outputs")
@@ -86,7 +86,7 @@ def positive_margin(ctx: Context, epsilon: float = 0.05) -> float:
     return float(found)
 
 
-def from_log(log_value: float, as_log: bool = False) -> Value:
+def value_from_logarithm(log_value: float, as_log: bool = False) -> Value:
     """A number from its logarithm; beyond the range of float64 the remark keeps the logarithm."""
     if as_log or log_value == -math.inf or _LOWEST < log_value < _HIGHEST:
         return Value(log_value if as_log else math.exp(log_value))
@@ -97,7 +97,7 @@ def from_log(log_value: float, as_log: bool = False) -> Value:
 _LOWEST, _HIGHEST = math.log(5e-324), math.log(1.7e308)
 
 
-def in_forms(
+def declare_in_forms(
     capacity: str,
     *,
     with_4d: bool,
@@ -152,7 +152,7 @@ def in_forms(
                 total += math.log(4) * len(ctx.network.layers) if with_4d else 0.0
                 order = given.get("p", signature.parameters["p"].default) if "p" in signature.parameters else 2.0
                 total += (2 - 2 / order) * sum(log_widths(ctx, width)) if widths else 0.0
-            return from_log(total, log)
+            return value_from_logarithm(total, log)
 
         texts = {word: text for word, (_, text) in more.items()}
         before, after = _form_options(capacity, with_4d, widths, texts)
@@ -188,10 +188,13 @@ def _form_options(
 def log_widths(ctx: Context, width: str) -> list[float]:
     """Logarithm of the width h_i of each layer, the last included and the input left out."""
     refuse_unknown(width, ("channels", "units"), "width")
-    return [math.log(math.prod(layer.output_shape) if width == "units" else n_out(ctx, layer)) for layer in ctx.network]
+    return [
+        math.log(math.prod(layer.output_shape) if width == "units" else number_of_output_units(ctx, layer))
+        for layer in ctx.network
+    ]
 
 
-def n_out(ctx: Context, layer: Layer) -> int:
+def number_of_output_units(ctx: Context, layer: Layer) -> int:
     """Output channels or features of a layer."""
     shape = ctx.params[layer.weight].shape
     return int(shape[1]) * layer.groups if layer.input_first else int(shape[0])

@@ -10,8 +10,8 @@ import torch
 
 from flatscope.context import Context
 from flatscope.errors import InputError, NotApplicable
-from flatscope.measures.lipschitz import layer_norms, lipschitz_l2, rows_of
-from flatscope.measures.margins import from_log, in_forms
+from flatscope.measures.lipschitz import layer_norms, lipschitz_l2, weight_as_matrix
+from flatscope.measures.margins import declare_in_forms, value_from_logarithm
 from flatscope.network.singular_values import matrix_norm
 from flatscope.network.stretch_rules import safe_log
 from flatscope.params import count
@@ -63,7 +63,7 @@ def parameter_count(ctx: Context, *, form: Count = "count", with_log: bool = Fal
 @layer_norm(
     symbol=r"\prod_i \|W_i\|_F", conventions="weights only, no biases; the product of the norms, not of their squares"
 )
-@in_forms(r"\gamma^{-2} \prod_i 4 \|W_i\|_F^2", with_4d=True, chain=True)
+@declare_in_forms(r"\gamma^{-2} \prod_i 4 \|W_i\|_F^2", with_4d=True, chain=True)
 def l2_norm(ctx: Context, *, log: bool = False) -> dict[str, Value]:
     """Product over layers of the Frobenius norms of the weights; per layer, the norm itself.
 
@@ -83,7 +83,7 @@ def l2_norm(ctx: Context, *, log: bool = False) -> dict[str, Value]:
     "padding other than zeros comes before it and is not part of it",
 )
 # Printed without the factor 4 per layer, with which alone it bounds the capacity of the Frobenius norm.
-@in_forms(
+@declare_in_forms(
     r"\gamma^{-2} \prod_i h_i \|W_i\|_2^2",
     with_4d=False,
     widths=True,
@@ -107,15 +107,17 @@ def spectral_norm(ctx: Context, *, reshape: bool = False, log: bool = False) -> 
     """
     if reshape:
         check = partial(end_in_time, ctx)
-        return with_product(ctx, {layer.name: matrix_norm(rows_of(ctx, layer), check) for layer in ctx.network}, log)
-    return with_product(ctx, ctx.cached(layer_norms), log)
+        return values_with_product(
+            ctx, {layer.name: matrix_norm(weight_as_matrix(ctx, layer), check) for layer in ctx.network}, log
+        )
+    return values_with_product(ctx, ctx.cached(layer_norms), log)
 
 
 @layer_norm(
     symbol=r"\prod_i \|W_i\|_{1,\infty}",
     conventions="weights only, no biases; the largest ℓ1 norm of the incoming weights of a unit",
 )
-@in_forms(r"\gamma^{-2} \prod_i \|W_i\|_{1,\infty}^2", with_4d=False, chain=True)
+@declare_in_forms(r"\gamma^{-2} \prod_i \|W_i\|_{1,\infty}^2", with_4d=False, chain=True)
 def l1_inf_norm(ctx: Context, *, log: bool = False) -> dict[str, Value]:
     """Product over layers of the largest ℓ1 norm of a unit's incoming weights; per layer, the norm itself.
 
@@ -129,7 +131,7 @@ def l1_inf_norm(ctx: Context, *, log: bool = False) -> dict[str, Value]:
     symbol=r"\prod_i \|W_i\|_{p,q}",
     conventions="weights only, no biases; ℓ_p over the incoming weights of a unit, then ℓ_q over units",
 )
-@in_forms(r"\gamma^{-2} \prod_i \|W_i\|_{p,q}^2", with_4d=False, chain=True)
+@declare_in_forms(r"\gamma^{-2} \prod_i \|W_i\|_{p,q}^2", with_4d=False, chain=True)
 def group_norm(ctx: Context, *, p: float = 3.0, q: float = 1.5, log: bool = False) -> dict[str, Value]:
     """Product over layers of the ℓ_{p,q} norms of the weights; per layer, the norm itself.
 
@@ -147,8 +149,8 @@ def group_norm(ctx: Context, *, p: float = 3.0, q: float = 1.5, log: bool = Fals
 
 
 def _group_norms(ctx: Context, p: float, q: float, log: bool) -> dict[str, Value]:
-    return with_product(
-        ctx, {layer.name: float(rows_of(ctx, layer).norm(p, dim=1).norm(q)) for layer in ctx.network}, log
+    return values_with_product(
+        ctx, {layer.name: float(weight_as_matrix(ctx, layer).norm(p, dim=1).norm(q)) for layer in ctx.network}, log
     )
 
 
@@ -165,7 +167,7 @@ def _group_norms(ctx: Context, p: float, q: float, log: bool) -> dict[str, Value
 )
 def fan_in_l1(ctx: Context) -> dict[str, torch.Tensor]:
     """ℓ1 norm of the incoming weights of each output unit."""
-    return {layer.name: rows_of(ctx, layer).abs().sum(1).cpu() for layer in ctx.network}
+    return {layer.name: weight_as_matrix(ctx, layer).abs().sum(1).cpu() for layer in ctx.network}
 
 
 @measure(
@@ -188,11 +190,11 @@ def distance_from_initialization(ctx: Context) -> dict[str, float]:
     return {"": math.sqrt(sum(squares.values()))} | {name: math.sqrt(squares[w]) for name, w in layers.items()}
 
 
-def with_product(ctx: Context, per_layer: dict[str, float], log: bool) -> dict[str, Value]:
+def values_with_product(ctx: Context, per_layer: dict[str, float], log: bool) -> dict[str, Value]:
     """The product over layers (where layers form a chain) in front of the values of the layers."""
-    layers = {name: from_log(safe_log(value), log) for name, value in per_layer.items()}
+    layers = {name: value_from_logarithm(safe_log(value), log) for name, value in per_layer.items()}
     refusal = ctx.network.missing or ("" if ctx.network.chain else _BRANCHING)
     if refusal:
         return {"": Value(math.nan, exact=False, reason=refusal), **layers}
     # A sum of logarithms neither overflows nor vanishes.
-    return {"": from_log(math.fsum(safe_log(value) for value in per_layer.values()), log), **layers}
+    return {"": value_from_logarithm(math.fsum(safe_log(value) for value in per_layer.values()), log), **layers}

@@ -20,10 +20,10 @@ from flatscope.params import Params, count, on_stacked
 from flatscope.perturbation import (
     FEW_SAMPLES,
     STACK_BYTES,
+    can_stack_weights,
     checked_levels,
     measure_of_moves,
     numbered_minibatches,
-    stackable,
 )
 from flatscope.registry import Value, measure
 from flatscope.samples import Batch
@@ -125,10 +125,10 @@ def paired_rises(
         everything = parts if len(parts[0][1]) == n else list(ctx.batches())  # other shapes do not stack
         samples = repeat((everything, chosen))
     # Stacks of one network have so much arithmetic that its ten sizes together take longer than one by one.
-    calls_are_dear = (ctx.problem.device.type != "cpu" or n <= FEW_SAMPLES) and _stack(ctx) > 1
-    run = _together if calls_are_dear and ctx.cached(stackable) else _one_by_one
+    calls_are_dear = (ctx.problem.device.type != "cpu" or n <= FEW_SAMPLES) and _pairs_drawn_together(ctx) > 1
+    run = _losses_on_stacks if calls_are_dear and ctx.cached(can_stack_weights) else _losses_one_by_one
     both_signs = [sign * a for a in alphas for sign in (1, -1)]
-    for noise in _noise(ctx, draws // 2, slope):
+    for noise in _noise_draws(ctx, draws // 2, slope):
         each, numbers = zip(*islice(samples, len(next(iter(noise.values())))), strict=True)
         if None in numbers:
             sizes = torch.tensor([0.0, *both_signs], dtype=torch.float64)
@@ -141,12 +141,12 @@ def paired_rises(
         yield moved.reshape(len(each), len(alphas), 2).mean(2) - here
 
 
-def _noise(ctx: Context, pairs: int, slope: float) -> Iterator[Params]:
+def _noise_draws(ctx: Context, pairs: int, slope: float) -> Iterator[Params]:
     """Draws of ν / α in stacks, whose size depends on the network alone: the same draws whatever else is asked."""
     scale, device = noise_scale(ctx, slope), ctx.problem.device
     # A GPU draws for itself (other numbers of the same law): to draw and send them took more than half of the time.
     generator = torch.Generator(device).manual_seed(ctx.generator("expected_sharpness").initial_seed())
-    block = _stack(ctx)
+    block = _pairs_drawn_together(ctx)
     for start in range(0, pairs, block):
         copies = min(block, pairs - start)
         # Single precision: eight times as fast to draw.
@@ -156,12 +156,12 @@ def _noise(ctx: Context, pairs: int, slope: float) -> Iterator[Params]:
         }
 
 
-def _stack(ctx: Context) -> int:
+def _pairs_drawn_together(ctx: Context) -> int:
     """Pairs of networks that are drawn together."""
     return max(1, min(TOGETHER, STACK_BYTES // (128 * count(ctx.trainable.values()))))
 
 
-def _one_by_one(ctx: Context, noise: Params, sizes: Tensor, each: Sequence[list[Batch]]) -> Tensor:
+def _losses_one_by_one(ctx: Context, noise: Params, sizes: Tensor, each: Sequence[list[Batch]]) -> Tensor:
     """Mean loss (pairs, sizes) at w + size · noise, each pair on samples of its own."""
     rows = []
     for index, parts in enumerate(each):
@@ -177,12 +177,12 @@ def _one_by_one(ctx: Context, noise: Params, sizes: Tensor, each: Sequence[list[
     return torch.tensor(rows, dtype=torch.float64)
 
 
-def _together(ctx: Context, noise: Params, sizes: Tensor, each: Sequence[list[Batch]]) -> Tensor:
+def _losses_on_stacks(ctx: Context, noise: Params, sizes: Tensor, each: Sequence[list[Batch]]) -> Tensor:
     """The same on stacked weights and stacked batches."""
     firsts = [parts[0] for parts in each]
     alike = all(isinstance(inputs, Tensor) and len(targets) == len(firsts[0][1]) for inputs, targets in firsts)
     if not alike or len(each[0]) > 1:
-        return _one_by_one(ctx, noise, sizes, each)
+        return _losses_one_by_one(ctx, noise, sizes, each)
 
     def mean_loss(point: Params, inputs: Tensor, targets: Tensor) -> Tensor:
         return ctx.problem.loss(ctx.forward(inputs, {**ctx.params, **point}), targets).double().mean()

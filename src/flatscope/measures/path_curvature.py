@@ -58,7 +58,7 @@ class PathHessian(SymmetricOperator):
         super().__init__(len(chosen), chosen.device)
         self._paths, self._chosen = paths, chosen
         self._names = [block.name for block in paths.blocks]
-        self._gains = all_gains(paths)
+        self._gains = gains_of_all_values(paths)
         self._hessian = Hessian(ctx, self._names)
         self._gradient = {name: ctx.gradient()[name] for name in self._names}
         n_weights = count(paths.params[name] for name in self._names)
@@ -99,7 +99,7 @@ class PathHessian(SymmetricOperator):
         return result
 
 
-def all_gains(paths: PathCoordinates) -> Tensor:
+def gains_of_all_values(paths: PathCoordinates) -> Tensor:
     """Weight per value of every value, (count,)."""
     names = [block.name for block in paths.blocks]
     return paths.join({name: paths.gain(name).expand(paths.params[name].shape) for name in names})
@@ -119,8 +119,8 @@ class ScalingEdges:
 
     def __init__(self, paths: PathCoordinates) -> None:
         self._paths, layers = paths, paths.graph.layers
-        values = scaling_values(paths)
-        self.gains = all_gains(paths)[values].cpu()
+        values = is_scaling_value(paths)
+        self.gains = gains_of_all_values(paths)[values].cpu()
         self._weights = paths.join(paths.params)[values].detach().double().cpu()
         pairs = list(zip(paths.first[0][1:].tolist(), paths.first[1][1:].tolist(), strict=True))
         self._edges = sorted(set(pairs))
@@ -237,19 +237,21 @@ class ScalingEdges:
         total = (over_pairs(left, right.mT @ right) * left).sum((2, 3))  # (n, k)
         others = torch.cat([self._own[flow.weight][1], self._frozen[flow.weight]]).to(s.device)
         gains = (outward + inward - top).flatten()[others].exp()
-        total -= (_entries(u, s, weight, flow.kind, others) * gains).square().sum(2)
+        total -= (_gradient_entries(u, s, weight, flow.kind, others) * gains).square().sum(2)
         return signed_sum(total, flow.signs).sum() * (2 * top).exp()
 
     def other_values(self, squares: Params) -> Tensor:
         """Σ (gain · G)² over the values that rescale nothing, from sums of G² by parameter."""
-        return self._paths.join(per_value(self._paths, squares))[~scaling_values(self._paths)].sum().cpu()
+        return (
+            self._paths.join(diagonals_by_path_value(self._paths, squares))[~is_scaling_value(self._paths)].sum().cpu()
+        )
 
     def holds(self, name: str) -> bool:
         """Whether this is the weight of a layer that has values."""
         return name in self._layers
 
 
-def per_value(paths: PathCoordinates, diagonals: Params) -> Params:
+def diagonals_by_path_value(paths: PathCoordinates, diagonals: Params) -> Params:
     """Second derivatives by weight as those by the value of that weight alone, zero where nothing was found."""
     result = {}
     for block in paths.blocks:
@@ -259,7 +261,7 @@ def per_value(paths: PathCoordinates, diagonals: Params) -> Params:
     return result
 
 
-def scaling_values(paths: PathCoordinates, also: Iterable[str] = ()) -> Tensor:
+def is_scaling_value(paths: PathCoordinates, also: Iterable[str] = ()) -> Tensor:
     """Which values rescale a unit, or belong to one of the parameters named: (count,)."""
     marked = {
         block.name: torch.full(
@@ -322,7 +324,7 @@ def path_sweep(ctx: Context, edges: ScalingEdges, draws: range | None = None) ->
                 if part is not None:
                     along = part if along is None else along + part
             if along is not None:
-                _add(sums, EDGES, along.double(), signs)
+                _add_squares(sums, EDGES, along.double(), signs)
         return sums
 
     for sums in in_batches(ctx, sweep_plan(ctx, columns), work):
@@ -338,7 +340,7 @@ def path_sweep(ctx: Context, edges: ScalingEdges, draws: range | None = None) ->
     return float(known) / n, along / n
 
 
-def _add(sums: Params, name: str, values: Tensor, signs: Tensor | None) -> None:
+def _add_squares(sums: Params, name: str, values: Tensor, signs: Tensor | None) -> None:
     """Add squares, of values (n, k, …), over samples and columns."""
     add_to(sums, name, signed_sum(values.square(), signs).sum(0).double())
 
@@ -346,11 +348,11 @@ def _add(sums: Params, name: str, values: Tensor, signs: Tensor | None) -> None:
 def _layer_share(ctx: Context, edges: ScalingEdges, sums: Params, flow: Flow) -> Tensor | None:
     """Add a layer's squares; its share of the inner products, if it has edges."""
     if flow.bias:
-        _add(sums, flow.bias, vector_gradients(flow), flow.signs)
+        _add_squares(sums, flow.bias, vector_gradients(flow), flow.signs)
     weight = ctx.params[flow.weight]
     if flow.kind == "batchnorm":
         gradients = scale_gradients(flow)
-        _add(sums, flow.weight, gradients, flow.signs)
+        _add_squares(sums, flow.weight, gradients, flow.signs)
         return edges.inner_products(flow, gradients * weight, lambda wanted: gradients[:, :, wanted])
     u, s = matrices(flow, weight)
     if edges.holds(flow.weight) and by_positions(flow.uses, weight, s.shape[1]):
@@ -359,10 +361,10 @@ def _layer_share(ctx: Context, edges: ScalingEdges, sums: Params, flow: Flow) ->
     else:
         squares, along = squares_and_along(flow, u, s, weight)
         add_to(sums, flow.weight, squares.reshape(weight.shape).double())
-    return edges.inner_products(flow, along, partial(_entries, u, s, weight, flow.kind))
+    return edges.inner_products(flow, along, partial(_gradient_entries, u, s, weight, flow.kind))
 
 
-def _entries(u: Tensor, s: Tensor, weight: Tensor, kind: str, wanted: Tensor) -> Tensor:
+def _gradient_entries(u: Tensor, s: Tensor, weight: Tensor, kind: str, wanted: Tensor) -> Tensor:
     """Chosen entries of the gradients Σ_t s_t u_tᵀ: (n, k, entries)."""
     n, k, groups, rows, _ = s.shape
     width = weight[0].numel()

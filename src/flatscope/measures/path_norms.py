@@ -16,7 +16,7 @@ from torch import Tensor
 
 from flatscope.context import Context
 from flatscope.errors import InputError, NotApplicable
-from flatscope.measures.margins import from_log, in_forms
+from flatscope.measures.margins import declare_in_forms, value_from_logarithm
 from flatscope.measures.sample_kinds import kinds_of_samples
 from flatscope.network.jumps import Jumps
 from flatscope.network.operations import TABLE
@@ -40,7 +40,7 @@ _norm_of_paths = partial(
 
 
 @_norm_of_paths(symbol=r"\phi_1(w) = \sum_{\mathrm{paths}} \prod_i |W_i[j_i, j_{i-1}]|")
-@in_forms(r"\gamma^{-2} \Big(\sum_{\mathrm{paths}} \prod_i |2 W_i|\Big)^2", with_4d=True)
+@declare_in_forms(r"\gamma^{-2} \Big(\sum_{\mathrm{paths}} \prod_i |2 W_i|\Big)^2", with_4d=True)
 def l1_path_norm(ctx: Context, *, pooling: Over = "max", biases: bool = True, log: bool = False) -> Value:
     """Sum over all paths from input to output of the product of their absolute weights.
 
@@ -50,7 +50,7 @@ def l1_path_norm(ctx: Context, *, pooling: Over = "max", biases: bool = True, lo
         biases: whether biases count as edges from a unit that is always on.
         log: give the natural logarithm instead.
     """
-    return from_log(log_path_norm(ctx, p=1.0, pooling=pooling, biases=biases), log)
+    return value_from_logarithm(log_path_norm(ctx, p=1.0, pooling=pooling, biases=biases), log)
 
 
 @_norm_of_paths(
@@ -58,7 +58,7 @@ def l1_path_norm(ctx: Context, *, pooling: Over = "max", biases: bool = True, lo
     caption="size over all paths",
 )
 # From φ_1 ≤ (number of paths)^(1 - 1/p) φ_p: the printed forms are those of p = 1 and p = 2.
-@in_forms(r"\gamma^{-2} \phi_p(w)^2 \prod_i 4 h_i^{2 - 2/p}", with_4d=True, widths=True)
+@declare_in_forms(r"\gamma^{-2} \phi_p(w)^2 \prod_i 4 h_i^{2 - 2/p}", with_4d=True, widths=True)
 def l2_path_norm(
     ctx: Context,
     *,
@@ -81,7 +81,7 @@ def l2_path_norm(
         biases: whether biases count as edges from a unit that is always on.
         log: give the natural logarithm instead.
     """
-    return from_log(log_path_norm(ctx, p=p, pooling=pooling, outputs=outputs, biases=biases), log)
+    return value_from_logarithm(log_path_norm(ctx, p=p, pooling=pooling, outputs=outputs, biases=biases), log)
 
 
 def log_path_norm(

@@ -28,12 +28,12 @@ from flatscope.errors import InputError, NotApplicable, refuse_unless_whole
 from flatscope.params import Params, on_stacked
 from flatscope.perturbation import (
     batch_gradient,
-    joined,
-    kept_samples,
+    joined_stacks,
     minibatches,
     perturbed_gradients,
     random_normal,
-    same_together,
+    samples_as_one_batch,
+    stacked_call_agrees,
 )
 from flatscope.samples import Batch, Inputs, as_rows, cut, each_part, joined_inputs, rows_of_inputs
 from flatscope.sampling import out_of_time
@@ -70,7 +70,7 @@ class PosteriorChains:
     @property
     def stderr(self) -> float:
         """Standard error of that, by the means of the chains, and what the noise of batches may have added."""
-        return math.hypot(self.tempered * _error(self.rises), self.heat)
+        return math.hypot(self.tempered * _standard_error_over_chains(self.rises), self.heat)
 
     def remark(self) -> str:
         """How many chains, and what speaks against them."""
@@ -78,19 +78,19 @@ class PosteriorChains:
         parts = [f"{n} chains of {self.steps:,} steps"]
         if self.batch is not None:
             parts.append(f"batches of {self.batch:,}, whose noise adds at most {self.heat:.1g}")
-        if float(moved.mean().abs()) > float(-stdtrit(n - 1, CHANCE / 2)) * _error(moved):
+        if float(moved.mean().abs()) > float(-stdtrit(n - 1, CHANCE / 2)) * _standard_error_over_chains(moved):
             parts.append("they still drift: take more steps")
         within = float(moved.square().mean()) / 4  # of a chain's mean, by its two halves
         if float(self.rises.var()) > float(fdtri(n - 1, n, 1 - CHANCE)) * within:
             parts.append("they disagree by more than they move: take more steps")
         if self.remembers:
             parts.append("gamma pulls so weakly that they may remember where they began: take more steps")
-        if float(self.rises.mean()) < -2 * _error(self.rises):
+        if float(self.rises.mean()) < -2 * _standard_error_over_chains(self.rises):
             parts.append("they went downhill: the weights are no minimum")
         return "; ".join(parts)
 
 
-def _error(each: Tensor) -> float:
+def _standard_error_over_chains(each: Tensor) -> float:
     """Standard error of the mean of a value per chain."""
     return float(each.std()) / math.sqrt(len(each))
 
@@ -110,7 +110,8 @@ def sample_chains(ctx: Context, *, gamma: float, chains: int, steps: int, length
         half = max(steps // 4 * 2, min(math.ceil(run.steps_to_forget), MOST_ROUNDS * steps))
         warm = run.round(half, warming=True)
         allowed = HEAT * max(
-            ctx.effort.precision * run.tempered * float(warm.rises.mean()), run.tempered * _error(warm.rises)
+            ctx.effort.precision * run.tempered * float(warm.rises.mean()),
+            run.tempered * _standard_error_over_chains(warm.rises),
         )
         if run.size is not None and not warm.heat <= allowed:
             run.take(math.ceil(run.size * min(max(warm.heat / allowed, 2), GROWTH) if allowed > 0 else GROWTH))
@@ -186,7 +187,7 @@ class _Langevin:
                 name: self.tempered * slope.gradients[name] + self.gamma * u for name, u in self.moved.items()
             }
             if again:
-                self.stiffest = max(self.stiffest, _steepest(before, uphill, self.moved))
+                self.stiffest = max(self.stiffest, _largest_curvature_of_step(before, uphill, self.moved))
             before = {name: (self.moved[name], uphill[name]) for name in uphill}
             if step >= begun:
                 sums += slope.rises
@@ -206,7 +207,7 @@ class _Langevin:
     def _batches(self) -> Iterator[Batch | None]:
         """Samples of a step, `size` for each chain; None for all samples."""
         ctx, size = self.ctx, self.size
-        kept = None if size is None else kept_samples(ctx)
+        kept = None if size is None else samples_as_one_batch(ctx)
         if size is None:
             while True:
                 yield None
@@ -232,8 +233,8 @@ class _Langevin:
         here = {name: torch.zeros_like(value) for name, value in there.items()}
         inputs, targets = batch
         k = 2 * self.chains
-        losses, found = each_on_its_own(
-            ctx, joined([there, here]), joined_inputs([inputs, inputs]), torch.cat([targets, targets])
+        losses, found = losses_and_gradients_of_chains(
+            ctx, joined_stacks([there, here]), joined_inputs([inputs, inputs]), torch.cat([targets, targets])
         )
         changes = {name: torch.unflatten(value[:k] - value[k:], 0, (self.chains, 2)) for name, value in found.items()}
         gradients = {name: value.mean(1) + ctx.gradient()[name] for name, value in changes.items()}
@@ -245,7 +246,7 @@ class _Langevin:
         return _Ground(rises, gradients, apart / 4 / self.chains)
 
 
-def _steepest(before: dict[str, tuple[Tensor, Tensor]], uphill: Params, moved: Params) -> float:
+def _largest_curvature_of_step(before: dict[str, tuple[Tensor, Tensor]], uphill: Params, moved: Params) -> float:
     """The largest change of a gradient over the step that made it, of all chains."""
 
     def squares(parts: list[Tensor]) -> Tensor:
@@ -256,19 +257,21 @@ def _steepest(before: dict[str, tuple[Tensor, Tensor]], uphill: Params, moved: P
     return float((changes / steps).sqrt().nan_to_num(nan=0.0, posinf=0.0).max())
 
 
-def each_on_its_own(ctx: Context, stacked: Params, inputs: Inputs, targets: Tensor) -> tuple[Tensor, Params]:
+def losses_and_gradients_of_chains(
+    ctx: Context, stacked: Params, inputs: Inputs, targets: Tensor
+) -> tuple[Tensor, Params]:
     """Mean losses (k,) and stacked gradients at w + u, each on samples of its own: as many for one as for another."""
     k = len(next(iter(stacked.values())))
     few = ctx.problem.device.type != "cpu" or len(targets) <= k * FEW
-    run = _together if few and ctx.cached(stackable_apart) else _one_by_one
-    if run is _together:
+    run = _chains_in_one_call if few and ctx.cached(can_stack_weights_and_samples) else _chains_one_by_one
+    if run is _chains_in_one_call:
         ctx.count("forward", len(targets))
         ctx.count("backward", len(targets))
     losses, gradients = run(ctx, stacked, inputs, targets)
     return losses.double().cpu(), gradients
 
 
-def stackable_apart(ctx: Context) -> bool:
+def can_stack_weights_and_samples(ctx: Context) -> bool:
     """Whether the network runs on stacked weights and stacked samples; tried on two and compared with one by one."""
     inputs, targets = next(iter(ctx.batches(size=2)))
     if len(targets) < 2:
@@ -279,10 +282,12 @@ def stackable_apart(ctx: Context) -> bool:
         losses, gradients = run(ctx, points, inputs, targets)  # type: ignore[operator]
         return [losses, *gradients.values()]
 
-    return same_together(ctx, *(partial(losses_and_gradients, run) for run in (_together, _one_by_one)))
+    return stacked_call_agrees(
+        ctx, *(partial(losses_and_gradients, run) for run in (_chains_in_one_call, _chains_one_by_one))
+    )
 
 
-def _together(ctx: Context, stacked: Params, inputs: Inputs, targets: Tensor) -> tuple[Tensor, Params]:
+def _chains_in_one_call(ctx: Context, stacked: Params, inputs: Inputs, targets: Tensor) -> tuple[Tensor, Params]:
     k = len(next(iter(stacked.values())))
     leaves = {
         name: (ctx.params[name] + u.to(ctx.params[name])).detach().requires_grad_() for name, u in stacked.items()
@@ -299,7 +304,7 @@ def _together(ctx: Context, stacked: Params, inputs: Inputs, targets: Tensor) ->
     return losses.detach(), {name: part.double() for name, part in zip(leaves, found, strict=True)}
 
 
-def _one_by_one(ctx: Context, stacked: Params, inputs: Inputs, targets: Tensor) -> tuple[Tensor, Params]:
+def _chains_one_by_one(ctx: Context, stacked: Params, inputs: Inputs, targets: Tensor) -> tuple[Tensor, Params]:
     k = len(next(iter(stacked.values())))
     size, losses, parts = len(targets) // k, [], []
     for i in range(k):
@@ -308,4 +313,4 @@ def _one_by_one(ctx: Context, stacked: Params, inputs: Inputs, targets: Tensor) 
         loss, gradient = batch_gradient(ctx, (cut(inputs, own.start, own.stop), targets[own]), point)
         losses.append(loss)
         parts.append({name: value[None] for name, value in gradient.items()})
-    return torch.tensor(losses, dtype=torch.float64), joined(parts)
+    return torch.tensor(losses, dtype=torch.float64), joined_stacks(parts)

@@ -16,6 +16,7 @@ from itertools import islice
 import torch
 from torch import Tensor
 
+from flatscope.ascents import within_ball
 from flatscope.context import Context
 from flatscope.curvature.estimators import Asked, DiagonalSums, diagonal_sums
 from flatscope.curvature.operators import BeyondGaussNewton, sample_groups
@@ -28,23 +29,22 @@ from flatscope.measures.path_curvature import (
     PathHessian,
     ScalingEdges,
     covered_diagonals,
+    diagonals_by_path_value,
+    is_scaling_value,
     path_sweep,
-    per_value,
-    scaling_values,
 )
 from flatscope.params import Params
 from flatscope.perturbation import (
-    joined,
+    joined_stacks,
     measure_of_moves,
     mirrored_rises,
     perturbed_gradients,
     refuse_unless_pairs,
-    within_ball,
 )
 from flatscope.reading import graph_of_problem
 from flatscope.registry import PATH_SYMMETRIES, Value, measure
 from flatscope.sampling import draw_until_precise, end_in_time, time_limit
-from flatscope.searching import begun, bracketed_rise, highest
+from flatscope.searching import bracketed_rise, highest_loss_by_ascents, number_of_further_starts
 from flatscope.symmetries.basis_paths import PathCoordinates
 from flatscope.symmetries.path_certificate import ActivationCertificate
 
@@ -82,38 +82,40 @@ def psi_trace(
         precision: relative standard error to reach where it is estimated; that of the call by default, 0 for exact.
         most_products: the most Hessian products to take.
     """
-    found = _trace(ctx, rule, ctx.effort.precision if precision is None else precision, most_products)
+    found = _path_trace(ctx, rule, ctx.effort.precision if precision is None else precision, most_products)
     matrix = "" if ctx.effort.curvature == "hessian" else "of the Hessian: no Gauss-Newton form"
     return replace(found, reason="; ".join(filter(None, (matrix, found.reason))))
 
 
-def _trace(ctx: Context, rule: str, wanted: float, most_products: int) -> Value:
+def _path_trace(ctx: Context, rule: str, wanted: float, most_products: int) -> Value:
     paths = ctx.cached(path_coordinates, rule=rule)
     edges = ScalingEdges(paths)
     if find_not_covered(ctx, "hessian") or not edges.simple:
         return _trace_by_products(ctx, paths, wanted, most_products)
-    known, error, draws = _gauss_newton(ctx, edges, wanted)
+    known, error, draws = _gauss_newton_path_trace(ctx, edges, wanted)
     n_edges, parts = len(edges), [f"Gauss-Newton part sampled, {draws} draws"] if draws else []
     if not n_edges:
-        return Value(known, error, exact=not draws, reason=_remark(paths, "hessian_trace", *parts))
+        return Value(known, error, exact=not draws, reason=_path_space_remark(paths, "hessian_trace", *parts))
     known += float((edges.bending(ctx.gradient()) * edges.gains.square()).sum())
     groups = edges.groups() if paths.graph.chain else list(torch.arange(n_edges)[:, None])
     one_by_one = wanted == 0 or len(groups) <= (most_products if paths.graph.chain else ctx.effort.limits.few_units)
     beyond = BeyondGaussNewton(ctx, edges.names, 1 if one_by_one else sample_groups(ctx))
     matrix = edges.matrix(beyond)
     if one_by_one:
-        width = _together(ctx)
-        rest = math.fsum(_forms(matrix, groups[start : start + width]) for start in range(0, len(groups), width))
+        width = _products_at_once(ctx)
+        rest = math.fsum(
+            _sum_of_quadratic_forms(matrix, groups[start : start + width]) for start in range(0, len(groups), width)
+        )
         exact = not draws
     else:
-        found, rest, spread = _drawn(ctx, matrix, wanted, most_products, (known, error), few=0)
+        found, rest, spread = _sampled_trace(ctx, matrix, wanted, most_products, (known, error), few=0)
         error, exact = math.hypot(error, spread), found.exact and not draws
-        parts.append(f"a part of {n_edges} of {paths.count} values by {_ways(found, wanted)}")
+        parts.append(f"a part of {n_edges} of {paths.count} values by {_end_of_draws_in_words(found, wanted)}")
     beyond.release()
-    return Value(known + rest, error, exact=exact, reason=_remark(paths, "hessian_trace", *parts))
+    return Value(known + rest, error, exact=exact, reason=_path_space_remark(paths, "hessian_trace", *parts))
 
 
-def _gauss_newton(ctx: Context, edges: ScalingEdges, wanted: float) -> tuple[float, float, int]:
+def _gauss_newton_path_trace(ctx: Context, edges: ScalingEdges, wanted: float) -> tuple[float, float, int]:
     """Gauss-Newton part of the trace, its standard error, and the number of draws; 0 where all columns were taken."""
 
     def part(draws: range | None) -> float:
@@ -130,7 +132,7 @@ def _gauss_newton(ctx: Context, edges: ScalingEdges, wanted: float) -> tuple[flo
     return part(None), 0.0, 0
 
 
-def _forms(matrix: SymmetricOperator, groups: Sequence[Tensor]) -> float:
+def _sum_of_quadratic_forms(matrix: SymmetricOperator, groups: Sequence[Tensor]) -> float:
     """Σ zᵀAz over groups, z one at the entries of the group."""
     z = torch.zeros(matrix.size, len(groups), dtype=torch.float64, device=matrix.device)
     for column, group in zip(z.T, groups, strict=True):
@@ -138,12 +140,12 @@ def _forms(matrix: SymmetricOperator, groups: Sequence[Tensor]) -> float:
     return float((z * (matrix @ z)).sum())
 
 
-def _together(ctx: Context) -> int:
+def _products_at_once(ctx: Context) -> int:
     """Products at a time: on a CPU one after the other is faster."""
     return 1 if ctx.problem.device.type == "cpu" else COLUMNS
 
 
-def _drawn(
+def _sampled_trace(
     ctx: Context,
     matrix: SymmetricOperator,
     precision: float,
@@ -158,7 +160,7 @@ def _drawn(
     return found, value, error
 
 
-def _ways(found: DiagonalSums, wanted: float, why: str = "") -> str:
+def _end_of_draws_in_words(found: DiagonalSums, wanted: float, why: str = "") -> str:
     """How draws ended."""
     ways = "products, one for each" if found.exact else f"{found.products} products"
     return ways + why + (f"; asked for {wanted:.2g} relative ({found.missed})" if found.missed else "")
@@ -167,15 +169,15 @@ def _ways(found: DiagonalSums, wanted: float, why: str = "") -> str:
 def _trace_by_products(ctx: Context, paths: PathCoordinates, precision: float, most_products: int) -> Value:
     """The trace where some blocks of the Hessian are not Gauss-Newton."""
     not_covered = find_not_covered(ctx, "hessian")
-    together = scaling_values(paths, not_covered)
-    known = float(paths.join(per_value(paths, covered_diagonals(ctx, not_covered)))[~together].sum())
+    together = is_scaling_value(paths, not_covered)
+    known = float(paths.join(diagonals_by_path_value(paths, covered_diagonals(ctx, not_covered)))[~together].sum())
     chosen = together.nonzero().flatten()
     matrix = PathHessian(ctx, paths, chosen)
     most = len(chosen) if precision == 0 else most_products
-    found, rest, error = _drawn(ctx, matrix, precision, most, (known, 0.0))
+    found, rest, error = _sampled_trace(ctx, matrix, precision, most, (known, 0.0))
     curved = "".join(f": {why}" for why in list(not_covered.values())[:1])
-    reason = f"{len(chosen)} of {paths.count} values by {_ways(found, precision, curved)}"
-    return Value(known + rest, error, exact=found.exact, reason=_remark(paths, "hessian_trace", reason))
+    reason = f"{len(chosen)} of {paths.count} values by {_end_of_draws_in_words(found, precision, curved)}"
+    return Value(known + rest, error, exact=found.exact, reason=_path_space_remark(paths, "hessian_trace", reason))
 
 
 @measure_of_moves(
@@ -213,19 +215,19 @@ def psi_epsilon(
     """
     ctx = ctx.in_double()  # balls are so small that in float32 a rise of the loss drowns in its rounding
     paths = ctx.cached(path_coordinates, rule=rule)
-    radius = _radius(paths, epsilon, relative)
+    radius = _ball_radius(paths, epsilon, relative)
     if restarts < 1 or steps < 1:
         raise InputError("at least one restart and one step", f"{restarts}, {steps}", where="psi_epsilon")
     ball, evaluate = within_ball(radius), partial(_losses_and_gradients, ctx, paths)
     here = {name: torch.zeros_like(value)[None] for name, value in paths.scaled_reference().items()}
     starts = [evaluate(here)[1]]
-    for u in islice(_draws(ctx, paths, "psi_epsilon"), begun(restarts)):
+    for u in islice(_normal_draws_by_value_size(ctx, paths, "psi_epsilon"), number_of_further_starts(restarts)):
         starts.append({name: value[None] for name, value in paths.split(u).items()})
-    best = highest(ctx, evaluate, ball.climb(joined(starts)), ball, restarts, steps)
+    best = highest_loss_by_ascents(ctx, evaluate, ball.climb(joined_stacks(starts)), ball, restarts, steps)
     how = f"best of {restarts} ascents, {steps} steps each; radius {radius:.3g}"
     found = bracketed_rise(ctx, best, how, normalised=True)
     pole = f"; {POLE}" if radius >= paths.nearest_pole and paths.n_classes else ""
-    return replace(found, reason=_remark(paths, "epsilon_flatness at this radius", found.reason + pole))
+    return replace(found, reason=_path_space_remark(paths, "epsilon_flatness at this radius", found.reason + pole))
 
 
 @measure_of_moves(
@@ -263,17 +265,17 @@ def psi_expected(
     """
     ctx = ctx.in_double()
     paths = ctx.cached(path_coordinates, rule=rule)
-    radius = _radius(paths, epsilon, relative)
+    radius = _ball_radius(paths, epsilon, relative)
     refuse_unknown(law, LAWS, "law of psi_expected")
     refuse_unless_pairs(draws)
     reason = f"radius {radius:.3g}"
     if law == "gaussian":
         reason += "; with a Gaussian the true expectation is infinite unless the loss is bounded"
         warnings.warn(f"psi_expected: {reason}", NumericalWarning, stacklevel=2)
-    drawn = _laws(ctx, paths, radius, draws // 2, law)
+    drawn = _perturbations_by_law(ctx, paths, radius, draws // 2, law)
     shifts = (paths.shift(mirrored) for u in drawn for mirrored in (u, -u))
     rises = mirrored_rises(ctx, shifts, draws)
-    reason = _remark(paths, "expected_flatness at this radius and law", f"{rises.remark(each=2)}; {reason}")
+    reason = _path_space_remark(paths, "expected_flatness at this radius and law", f"{rises.remark(each=2)}; {reason}")
     return Value(abs(rises.means[0]), stderr=rises.stderrs[0], reason=reason)
 
 
@@ -296,7 +298,7 @@ def psi_balance(ctx: Context, *, rule: str = "max_product") -> Value:
     log, _ = paths.log_values()
     spread = float(log.max() - log.min())
     ratio = math.inf if spread > math.log(torch.finfo(torch.float64).max) else math.exp(spread)
-    return Value(ratio, reason=_remark(paths, "the same ratio of the weights"))
+    return Value(ratio, reason=_path_space_remark(paths, "the same ratio of the weights"))
 
 
 @_of_paths(
@@ -349,12 +351,12 @@ def path_coordinates(ctx: Context, rule: str) -> PathCoordinates:
     return paths
 
 
-def _remark(paths: PathCoordinates, counterpart: str, *reasons: str) -> str:
+def _path_space_remark(paths: PathCoordinates, counterpart: str, *reasons: str) -> str:
     """The reasons, and where units have no free scale how many; where none has, path space is weight space."""
     return "; ".join(filter(None, (*reasons, paths.graph.stopped, "" if paths.n_classes else f"equals {counterpart}")))
 
 
-def _radius(paths: PathCoordinates, epsilon: float, relative: bool) -> float:
+def _ball_radius(paths: PathCoordinates, epsilon: float, relative: bool) -> float:
     if not epsilon > 0 or (relative and epsilon >= 1):
         raise InputError("a positive radius, below 1 if relative", str(epsilon), where="epsilon", fix=POLE)
     return epsilon * paths.nearest_pole if relative else epsilon
@@ -377,7 +379,7 @@ def _losses_and_gradients(ctx: Context, paths: PathCoordinates, stacked: Params)
     return losses, {name: gains[name] * part for name, part in zip(scaled, pulled, strict=True)}
 
 
-def _draws(ctx: Context, paths: PathCoordinates, stream: str) -> Iterator[Tensor]:
+def _normal_draws_by_value_size(ctx: Context, paths: PathCoordinates, stream: str) -> Iterator[Tensor]:
     """Normal vectors (count,) whose entries go to the values in order of size, so that unit numbers do not matter."""
     order, generator = paths.by_size(), ctx.generator(stream)
     while True:
@@ -385,10 +387,12 @@ def _draws(ctx: Context, paths: PathCoordinates, stream: str) -> Iterator[Tensor
         yield torch.empty_like(drawn).index_copy_(0, order, drawn)
 
 
-def _laws(ctx: Context, paths: PathCoordinates, radius: float, number: int, law: str) -> Iterator[Tensor]:
+def _perturbations_by_law(
+    ctx: Context, paths: PathCoordinates, radius: float, number: int, law: str
+) -> Iterator[Tensor]:
     """Perturbations (count,) of the values."""
     lengths = ctx.generator("lengths of psi_expected")
-    for u in islice(_draws(ctx, paths, "psi_expected"), number):
+    for u in islice(_normal_draws_by_value_size(ctx, paths, "psi_expected"), number):
         if law == "gaussian":
             yield u * radius / math.sqrt(paths.count)
         else:

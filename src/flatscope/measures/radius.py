@@ -9,11 +9,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from flatscope.ascents import unit_directions
 from flatscope.context import Context
 from flatscope.errors import InputError, refuse_unless_whole
 from flatscope.measures.lines import Lines, checked_objective, lines_at_once, moved_parameters
 from flatscope.params import Params, count, norm
-from flatscope.perturbation import measure_of_moves, unit_directions
+from flatscope.perturbation import measure_of_moves
 from flatscope.registry import Value
 from flatscope.sampling import Draws, draw_until_precise
 

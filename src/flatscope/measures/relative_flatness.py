@@ -12,14 +12,14 @@ from typing import Any, Literal
 from flatscope.context import Context
 from flatscope.errors import NotApplicable, refuse_unknown
 from flatscope.measures.layer_values import (
-    all_exact,
-    bracket,
-    largest,
-    largest_units,
+    all_layers_exact,
+    largest_layer_value,
+    largest_unit_by_layer,
     layer_values,
     measured_layers,
     network_value,
     shared_reason,
+    value_with_interval_ends,
 )
 from flatscope.measures.weight_flatness import layer_max_eigenvalue, layer_trace
 from flatscope.registry import FUNCTION_SYMMETRIES, LAYER_SYMMETRIES, Value, derived, measure
@@ -34,26 +34,26 @@ _of_network = partial(derived, per="network", equation="Table 1", needs={"every_
 def _times_squared_norm(ctx: Context, values: dict[str, Value]) -> dict[str, Value]:
     """Every layer's value times ‖w_l‖²_F."""
     return {
-        layer.name: _times(values[layer.name], float(ctx.params[layer.weight].double().square().sum()))
+        layer.name: _value_times_factor(values[layer.name], float(ctx.params[layer.weight].double().square().sum()))
         for layer in measured_layers(ctx)
     }
 
 
-def _times(value: Value, factor: float) -> Value:
+def _value_times_factor(value: Value, factor: float) -> Value:
     numbers = {name: getattr(value, name) for name in ("value", "stderr", "data_stderr", "low", "high")}
     return replace(value, **{name: number * factor for name, number in numbers.items() if number is not None})
 
 
-def _refuse_missing(ctx: Context, form: Over) -> None:
+def _refuse_unrecognised_layers(ctx: Context, form: Over) -> None:
     """Raise where one value of the network is asked for and some trainable matrix is no recognised layer."""
     if form != "layers" and ctx.network.missing:
         raise NotApplicable(ctx.network.missing)
 
 
-def _summed(values: dict[str, Value]) -> Value:
+def _sum_over_layers(values: dict[str, Value]) -> Value:
     """The sum over layers, with the interval of the sum."""
-    total, low, high = (sum(parts) for parts in zip(*map(bracket, values.values()), strict=True))
-    exact = all_exact(values)
+    total, low, high = (sum(parts) for parts in zip(*map(value_with_interval_ends, values.values()), strict=True))
+    exact = all_layers_exact(values)
     ends = {} if exact else {"low": low, "high": high}
     return Value(total, exact=exact, reason=shared_reason(values), **ends)
 
@@ -85,9 +85,9 @@ _LAYERS_OR_MAX = {
 )
 def kappa(ctx: Context, form: Over = "layers", **options: Any) -> dict[str, Value] | Value:
     """Squared norm of a layer's weights times the largest eigenvalue of its Hessian."""
-    _refuse_missing(ctx, form)
+    _refuse_unrecognised_layers(ctx, form)
     values = _times_squared_norm(ctx, layer_max_eigenvalue(ctx, **options))
-    return values if form == "layers" else largest(values) if form == "max" else _summed(values)
+    return values if form == "layers" else largest_layer_value(values) if form == "max" else _sum_over_layers(values)
 
 
 @derived(
@@ -103,12 +103,12 @@ def kappa_trace(ctx: Context, form: Over = "layers", **options: Any) -> dict[str
 
     The sum over the layers is `kappa_trace_sum`.
     """
-    _refuse_missing(ctx, form)
-    values = _traces(ctx, **options)
-    return values if form == "layers" else largest(values)
+    _refuse_unrecognised_layers(ctx, form)
+    values = _layer_traces(ctx, **options)
+    return values if form == "layers" else largest_layer_value(values)
 
 
-def _traces(ctx: Context, **options: Any) -> dict[str, Value]:
+def _layer_traces(ctx: Context, **options: Any) -> dict[str, Value]:
     return _times_squared_norm(ctx, layer_trace(ctx, **options))
 
 
@@ -121,7 +121,7 @@ def _traces(ctx: Context, **options: Any) -> dict[str, Value]:
 def kappa_trace_sum(ctx: Context, **options: Any) -> Value:
     """Squared weight norm times Hessian trace, summed over the layers."""
     # With an error of its own: that of independent layers would be wrong, since they share their draws.
-    return network_value(ctx, "kappa_trace", **options, reason=shared_reason(_traces(ctx, **options)))
+    return network_value(ctx, "kappa_trace", **options, reason=shared_reason(_layer_traces(ctx, **options)))
 
 
 @measure(
@@ -147,10 +147,10 @@ def rho_unit(
             call by default, 0 for exact.
         most_products: give up after so many Hessian products.
     """
-    return layer_values(ctx, _quantity(reading), precision, most_products)
+    return layer_values(ctx, _quantity_of_reading(reading), precision, most_products)
 
 
-def _quantity(reading: str) -> str:
+def _quantity_of_reading(reading: str) -> str:
     refuse_unknown(reading, ("column", "row"), "reading of rho")
     return "rho" if reading == "column" else "rho_rows"
 
@@ -161,22 +161,22 @@ _of_rho = partial(derived, rho_unit, equation="Table 1", per="layer", convention
 @_of_rho(_LAYERS_OR_MAX, symbol=r"\rho^l = \max_j w^l(j)^\top H_l\, w^l(j)")
 def rho(ctx: Context, form: Over = "layers", **options: Any) -> dict[str, Value] | Value:
     """Curvature times squared weights of the input of a layer where that is largest; unchanged by rescaling."""
-    _refuse_missing(ctx, form)
-    values = largest_units(rho_unit(ctx, **options))
-    return values if form == "layers" else largest(values)
+    _refuse_unrecognised_layers(ctx, form)
+    values = largest_unit_by_layer(rho_unit(ctx, **options))
+    return values if form == "layers" else largest_layer_value(values)
 
 
 @_of_rho(symbol=r"\rho_\sigma^l = \sum_j w^l(j)^\top H_l\, w^l(j)")
 def rho_layer_sum(ctx: Context, reading: str = "column", **options: Any) -> dict[str, Value]:
     """Curvature times squared weights, summed over the inputs of a layer; unchanged by rescaling."""
-    return layer_values(ctx, f"{_quantity(reading)}_sum", **options)
+    return layer_values(ctx, f"{_quantity_of_reading(reading)}_sum", **options)
 
 
 @_of_network(rho_unit, symbol=r"\rho^{\Sigma} = \sum_l \sum_j w^l(j)^\top H_l\, w^l(j)", caption="curvature × weights²")
 def rho_sum(ctx: Context, reading: str = "column", **options: Any) -> Value:
     """Curvature times squared weights, summed over all inputs of all layers; unchanged by rescaling."""
     reason = shared_reason(rho_unit(ctx, reading=reading, **options))
-    return network_value(ctx, f"{_quantity(reading)}_sum", **options, reason=reason)
+    return network_value(ctx, f"{_quantity_of_reading(reading)}_sum", **options, reason=reason)
 
 
 @derived(

@@ -152,11 +152,11 @@ def errors_under_noise(
     used = range(draws)[begin:end]
     found: list[Tensor] = [torch.zeros(len(gammas), 0, dtype=torch.float64)]
     with torch.no_grad():
-        dimension = max(1, _numbers(ctx.problem.example(1)).numel())
+        dimension = max(1, _real_entries(ctx.problem.example(1)).numel())
         size = max(1, min(ctx.problem.batch_size, NOISE_NUMBERS // (draws * dimension)))
         for inputs, targets in ctx.share(size=size) if gammas else ():
-            x = _numbers(inputs)
-            noise = _noise(ctx, x, draws, used.stop)[begin:]  # (used, n, ...)
+            x = _real_entries(inputs)
+            noise = _noise_of_samples(ctx, x, draws, used.stop)[begin:]  # (used, n, ...)
             wrong = torch.zeros(len(gammas), len(targets), dtype=torch.float64)
             for place, gamma in enumerate(gammas):
                 for one in noise:
@@ -167,7 +167,7 @@ def errors_under_noise(
     return ctx.problem.ranks.joined(torch.cat(found, dim=1).T).T
 
 
-def _noise(ctx: Context, x: Tensor, draws: int, first: int) -> Tensor:
+def _noise_of_samples(ctx: Context, x: Tensor, draws: int, first: int) -> Tensor:
     """Standard normal noise that belongs to the samples themselves, wherever in the data they stand: (first, n, ...).
 
     Seeded by the content of each sample: another order, other batches or another device change nothing. Of all draws
@@ -214,7 +214,7 @@ def input_sensitivity(ctx: Context) -> Value:
     draws, sampled = limits.output_draws, ctx.effort.precision > 0 and ctx.problem.n_outputs > limits.few_outputs
     signs, seen = Signs(ctx.seed, "outputs of input_sensitivity"), ctx.problem.ranks.share(ctx.problem.n_train)[0]
     for inputs, targets in ctx.share():
-        x = _numbers(inputs).detach().requires_grad_()
+        x = _real_entries(inputs).detach().requires_grad_()
         params = {name: value.detach() for name, value in ctx.params.items()}
         recorder = LayerRecorder(params)
         with torch.enable_grad():
@@ -228,7 +228,7 @@ def input_sensitivity(ctx: Context) -> Value:
         if sampled:
             numbers = torch.arange(seen, seen + len(targets), device=outputs.device)
             drawn = signs.draw(numbers, range(draws), outputs.shape[1], outputs.dtype)
-            lengths = torch.stack([_squares_along(outputs, x, z) for z in drawn])  # (draws, n)
+            lengths = torch.stack([_squared_gradients_along(outputs, x, z) for z in drawn])  # (draws, n)
             norms.append(lengths.mean(0).sqrt())
             errors.append(lengths.std(0) / (2 * draws**0.5 * norms[-1].clamp_min(torch.finfo(torch.float64).tiny)))
             seen += len(targets)
@@ -254,7 +254,7 @@ def input_sensitivity(ctx: Context) -> Value:
     return Value(value, high=ranks.joined(torch.cat(bounds)))
 
 
-def _squares_along(outputs: Tensor, x: Tensor, vectors: Tensor) -> Tensor:
+def _squared_gradients_along(outputs: Tensor, x: Tensor, vectors: Tensor) -> Tensor:
     """‖Jᵀz‖² of every sample: of signs z its mean is the square of J's Frobenius norm."""
     (gradient,) = torch.autograd.grad(outputs, x, vectors, retain_graph=True, materialize_grads=True)
     return as_rows(gradient.double()).square().sum(1).cpu()
@@ -287,7 +287,7 @@ def _broken_identity(weight: Tensor, by_input: Tensor, by_layer: Tensor) -> str:
     return PAST if far else ""
 
 
-def _numbers(inputs: Inputs) -> Tensor:
+def _real_entries(inputs: Inputs) -> Tensor:
     if not isinstance(inputs, Tensor) or not inputs.is_floating_point():
         raise NotApplicable("needs one input of real numbers")
     return inputs

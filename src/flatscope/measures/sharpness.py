@@ -13,16 +13,16 @@ from itertools import chain
 
 import torch
 
+from flatscope.ascents import Ascent, unit_directions, within_ball, within_box
 from flatscope.context import Context
 from flatscope.curvature.operators import Hessian
 from flatscope.curvature.spectrum import krylov_space
 from flatscope.errors import InputError, refuse_unknown
 from flatscope.params import Params, count, norm, unflatten
 from flatscope.perturbation import (
-    Ascent,
     Move,
     batch_gradient,
-    joined,
+    joined_stacks,
     measure_of_moves,
     minibatches,
     mirrored_rises,
@@ -30,13 +30,10 @@ from flatscope.perturbation import (
     perturbed_losses,
     random_normal,
     refuse_unless_pairs,
-    unit_directions,
-    within_ball,
-    within_box,
 )
 from flatscope.registry import Value
 from flatscope.sampling import out_of_time
-from flatscope.searching import begun, bracketed_rise, highest, uphill_directions
+from flatscope.searching import bracketed_rise, highest_loss_by_ascents, number_of_further_starts, uphill_directions
 
 LAWS = ("gaussian", "ball", "sphere")
 ROUGH_PRODUCTS = 10  # the top eigenvector is only a place to start from
@@ -70,14 +67,14 @@ def epsilon_flatness(
             high is above the value by as much as their ends are apart, and 10 % at the least. 1: along the gradient.
         steps: steps of each ascent.
     """
-    _positive(epsilon=epsilon, restarts=restarts, steps=steps)
+    _check_positive(epsilon=epsilon, restarts=restarts, steps=steps)
     radius = epsilon * norm(ctx.trainable) if relative else epsilon
     ball = within_ball(radius)
-    directions = [uphill_directions(ctx, "epsilon_flatness", begun(restarts))]
+    directions = [uphill_directions(ctx, "epsilon_flatness", number_of_further_starts(restarts))]
     if restarts > 1:
         directions.append(_signed_top_direction(ctx, ball.climb))
-    starts = ball.climb(joined(directions))
-    best = highest(ctx, partial(perturbed_gradients, ctx), starts, ball, restarts, steps)
+    starts = ball.climb(joined_stacks(directions))
+    best = highest_loss_by_ascents(ctx, partial(perturbed_gradients, ctx), starts, ball, restarts, steps)
     return bracketed_rise(ctx, best, f"best of {restarts} ascents, {steps} steps each", normalised=True)
 
 
@@ -114,7 +111,7 @@ def expected_flatness(ctx: Context, *, sigma: float = 0.01, draws: int = 100, la
         law: "gaussian": N(0, σ²I); "ball": uniform in the ball of radius σ√(p+2), p the number of parameters;
             "sphere": uniform on the sphere of radius σ√p.
     """
-    _positive(sigma=sigma, draws=draws)
+    _check_positive(sigma=sigma, draws=draws)
     refuse_unknown(law, LAWS, "law of expected_flatness")
     refuse_unless_pairs(draws)
     rises = mirrored_rises(ctx, _mirrored_draws(ctx, sigma, draws // 2, law), draws)
@@ -174,7 +171,7 @@ def sharpness(
             sign steps are taken to the end from two corners, and one more for each of these: the best of three times as
             many, along gradients with random weights of the samples, and that of the gradient.
     """
-    _positive(alpha=alpha, steps=steps, batch=batch, lr=lr)
+    _check_positive(alpha=alpha, steps=steps, batch=batch, lr=lr)
     if not 0 <= momentum < 1 or restarts < 0:
         raise InputError("momentum in [0, 1) and restarts from 0", f"{momentum}, {restarts}", where="sharpness")
     box = {name: alpha * (value.double().abs() + 1) for name, value in ctx.trainable.items()}
@@ -236,11 +233,11 @@ def stochastic_ascent(
 def highest_corner(ctx: Context, box: Params, restarts: int) -> Ascent:
     """The largest loss met when stepping by the sign of the full gradient, at first from corner to corner."""
     region = within_box(box)
-    starts = region.climb(uphill_directions(ctx, "corners", begun(restarts)))
-    return highest(ctx, partial(perturbed_gradients, ctx), starts, region, restarts, SIGN_STEPS)
+    starts = region.climb(uphill_directions(ctx, "corners", number_of_further_starts(restarts)))
+    return highest_loss_by_ascents(ctx, partial(perturbed_gradients, ctx), starts, region, restarts, SIGN_STEPS)
 
 
-def _positive(**options: float) -> None:
+def _check_positive(**options: float) -> None:
     for name, value in options.items():
         if not value > 0:
             raise InputError("a positive number", str(value), where=name)

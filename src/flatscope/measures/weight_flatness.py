@@ -16,9 +16,9 @@ from flatscope.isolation import coarse_products
 from flatscope.measures.layer_values import (
     GAUSS_NEWTON,
     layer_values,
-    made_remark,
-    matrix_remark,
     measured_layers,
+    remark_on_derived_weight,
+    remark_on_matrix,
     trace_of_everything,
 )
 from flatscope.params import norm
@@ -120,7 +120,9 @@ def layer_max_eigenvalue(ctx: Context, *, tolerance: float | None = None) -> dic
     """
     pairs = ctx.cached(top_eigenpairs, tolerance=eigen_tolerance(ctx, tolerance), enough=accepted(ctx, tolerance))
     return {
-        layer.name: as_value(ctx, pairs[layer.name], abs(pairs[layer.name].value), _remarks(ctx, layer.weight))
+        layer.name: eigenvalue_as_value(
+            ctx, pairs[layer.name], abs(pairs[layer.name].value), _remarks_on_weight(ctx, layer.weight)
+        )
         for layer in measured_layers(ctx)
     }
 
@@ -145,7 +147,7 @@ def hessian_max_eigenvalue(ctx: Context, *, tolerance: float | None = None) -> V
         tolerance: relative width of the interval that the search ends at; by default 1e-3, or a twentieth of the
             precision that the call asks for where that is less, 1e-4 where it is 0. The value itself is better by far.
     """
-    return _whole_eigenvalue(ctx, Wanted(1, 0, eigen_tolerance(ctx, tolerance)), accepted(ctx, tolerance))
+    return _eigenvalue_of_whole_network(ctx, Wanted(1, 0, eigen_tolerance(ctx, tolerance)), accepted(ctx, tolerance))
 
 
 @_of_weights(
@@ -167,11 +169,11 @@ def hessian_min_eigenvalue(ctx: Context, *, tolerance: float = 0.01, most_produc
         most_products: give up after so many Hessian products, with the interval reached: it may hold zero.
     """
     refuse_unless_whole(most_products, "most_products")
-    return _whole_eigenvalue(ctx, Wanted(0, 1, tolerance, CLOUD), accepted(ctx, None), most_products)
+    return _eigenvalue_of_whole_network(ctx, Wanted(0, 1, tolerance, CLOUD), accepted(ctx, None), most_products)
 
 
-def _remarks(ctx: Context, weight: str) -> str:
-    return "; ".join(filter(None, (made_remark(ctx, weight), matrix_remark(ctx, weight))))
+def _remarks_on_weight(ctx: Context, weight: str) -> str:
+    return "; ".join(filter(None, (remark_on_derived_weight(ctx, weight), remark_on_matrix(ctx, weight))))
 
 
 def eigen_tolerance(ctx: Context, given: float | None) -> float:
@@ -188,7 +190,9 @@ def accepted(ctx: Context, tolerance: float | None) -> float:
     return ctx.effort.precision if coarse and tolerance is None and ctx.effort.precision >= COARSEST else 0.0
 
 
-def _whole_eigenvalue(ctx: Context, wanted: Wanted, enough: float, most_products: int | None = None) -> Value:
+def _eigenvalue_of_whole_network(
+    ctx: Context, wanted: Wanted, enough: float, most_products: int | None = None
+) -> Value:
     # The blocks between layers differ from the Hessian's on piecewise-linear networks as well.
     matrix = GAUSS_NEWTON if ctx.effort.curvature == "gauss_newton" else ""
 
@@ -196,19 +200,19 @@ def _whole_eigenvalue(ctx: Context, wanted: Wanted, enough: float, most_products
         return out_of_time(ctx) or (most_products is not None and search.products >= most_products)
 
     if enough:
-        operator, search = ctx.cached(whole_spectrum, coarse=True)
+        operator, search = ctx.cached(whole_matrix_and_search, coarse=True)
         with coarse_products():
             (pair,) = extreme_eigenpairs(operator, search, wanted, expired=partial(over, search))
         pair = in_full(pair, operator @ pair.vector)
         operator.release()
         if pair.residual <= enough * abs(pair.value) or out_of_time(ctx):
-            return as_value(ctx, pair, search.largest, matrix)
-    operator, search = ctx.cached(whole_spectrum)
+            return eigenvalue_as_value(ctx, pair, search.largest, matrix)
+    operator, search = ctx.cached(whole_matrix_and_search)
     (pair,) = extreme_eigenpairs(operator, search, wanted, expired=partial(over, search))
-    return as_value(ctx, pair, search.largest, matrix)
+    return eigenvalue_as_value(ctx, pair, search.largest, matrix)
 
 
-def whole_spectrum(ctx: Context, coarse: bool = False) -> tuple[CurvatureOperator, Search]:
+def whole_matrix_and_search(ctx: Context, coarse: bool = False) -> tuple[CurvatureOperator, Search]:
     """The whole matrix, and the search of both ends of its spectrum: what one end has paid for serves the other too.
 
     Args:
@@ -221,7 +225,7 @@ def whole_spectrum(ctx: Context, coarse: bool = False) -> tuple[CurvatureOperato
     return operator, Search(operator.size, generator, Wanted(1, 1, ctx.effort.limits.coarse_tolerance), operator.device)
 
 
-def as_value(ctx: Context, pair: Eigenpair, largest: float, matrix: str = "") -> Value:
+def eigenvalue_as_value(ctx: Context, pair: Eigenpair, largest: float, matrix: str = "") -> Value:
     """The outermost eigenvalue as a table entry, with its bracket; exact where the matrix was written out.
 
     Args:
@@ -253,7 +257,7 @@ def top_eigenpairs(ctx: Context, tolerance: float, enough: float = 0.0) -> dict[
     found: dict[str, Eigenpair] = {}
     if enough:
         with coarse_products():
-            found = _searched(ctx, blocks, list(blocks.sizes), wanted)
+            found = _search_top_eigenpairs(ctx, blocks, list(blocks.sizes), wanted)
         vectors = {name: pair.vector.to(ctx.problem.device) for name, pair in found.items()}
         products = blocks.products({name: vector for name, vector in vectors.items() if name not in blocks.own})
         for name, operator in blocks.own.items():
@@ -261,11 +265,11 @@ def top_eigenpairs(ctx: Context, tolerance: float, enough: float = 0.0) -> dict[
             operator.release()
         found = {name: in_full(pair, products[name]) for name, pair in found.items()}
         found = {name: pair for name, pair in found.items() if pair.residual <= enough * abs(pair.value)}
-    found |= _searched(ctx, blocks, [name for name in blocks.sizes if name not in found], wanted)
+    found |= _search_top_eigenpairs(ctx, blocks, [name for name in blocks.sizes if name not in found], wanted)
     return {layer.name: found[layer.weight] for layer in measured_layers(ctx)}
 
 
-def _searched(ctx: Context, blocks: LayerBlocks, names: list[str], wanted: Wanted) -> dict[str, Eigenpair]:
+def _search_top_eigenpairs(ctx: Context, blocks: LayerBlocks, names: list[str], wanted: Wanted) -> dict[str, Eigenpair]:
     """The top eigenpairs of some blocks, by the names of their weights."""
     generator, whole = ctx.generator("layer eigenvalues"), sum(blocks.sizes.values())
     searches = {name: Search(blocks.sizes[name], generator, wanted, ctx.problem.device, whole) for name in names}

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from markupsafe import Markup
 
-from flatscope.formatting import numbered, percent, printable, written
+from flatscope.formatting import as_percent, numbered, printable, written
 from flatscope.reports.markup import (
     Cell,
     Colours,
@@ -40,11 +40,11 @@ from flatscope.training.populations.atlas_curves import (
     MANY,
     Atlas,
     CurvePoint,
-    between,
-    interval,
-    level_words,
-    place,
-    signed,
+    interval_in_words,
+    level_in_words,
+    place_in_words,
+    places_between_in_words,
+    signed_number,
 )
 
 if TYPE_CHECKING:
@@ -128,9 +128,9 @@ def _networks_left_in_words(found: Atlas, axis: str) -> str:
             point = found.curve(measure, axis, scope)[-1]
             by.setdefault(setting, []).append(f"{value}: {point.n} of {point.networks}")
     groups = "".join(f"; by {setting}, {', '.join(parts)}" for setting, parts in by.items())
-    share = percent(last.n / last.networks)
+    share = as_percent(last.n / last.networks)
     return (
-        f"At {place(axis, last.at)}, the last level shown, {last.n} of {last.networks} networks are in, "
+        f"At {place_in_words(axis, last.at)}, the last level shown, {last.n} of {last.networks} networks are in, "
         f"{share}{groups}."
     )
 
@@ -220,7 +220,7 @@ def _axis_points(axis: str, curve: Sequence[CurvePoint]) -> dict[str, Any]:
         for point in curve
     ]  # fmt: skip
     return {
-        "words": AXES[axis], "labels": [level_words(axis, value) for value in at],
+        "words": AXES[axis], "labels": [level_in_words(axis, value) for value in at],
         "x": [round(float((value - scale[0]) / span), 4) for value in scale], "passed": passed,
     }  # fmt: skip
 
@@ -240,9 +240,9 @@ def _atlas_overview_table(name: str, found: Atlas) -> Markup:
         for measure in found.names("measure")
     ]
     axis, curve = found.names("axis")[0], found.curve(found.names("measure")[0])
-    ends = f"{place(axis, curve[0].at)} → {place(axis, curve[-1].at)}"
+    ends = f"{place_in_words(axis, curve[0].at)} → {place_in_words(axis, curve[-1].at)}"
     label = f"Correlations of {name} with {found.meta.get('target', 'the gap')} along training"
-    level = percent(found.confidence)
+    level = as_percent(found.confidence)
     return Markup("").join(
         (
             element("p", ADVICE.format(level=level), class_="quiet note"),
@@ -255,9 +255,9 @@ def _atlas_overview_table(name: str, found: Atlas) -> Markup:
 def _first_and_last_correlation_cell(found: Atlas, measure: str, scope: str) -> Cell:
     first, last = (found.curve(measure, scope=scope)[end] for end in (0, -1))
     turns, axis = found.turns(measure, scope=scope), found.names("axis")[0]
-    words = "; ".join(f"turns between {between(axis, a, b)}" for a, b in turns) or "no settled turn"
-    value = element("span", f"{signed(first.value)} → {signed(last.value)}", class_="value")
-    ends = element("small", f"{interval(first)} → {interval(last)}".strip(" →"))
+    words = "; ".join(f"turns between {places_between_in_words(axis, a, b)}" for a, b in turns) or "no settled turn"
+    value = element("span", f"{signed_number(first.value)} → {signed_number(last.value)}", class_="value")
+    ends = element("small", f"{interval_in_words(first)} → {interval_in_words(last)}".strip(" →"))
     return Cell(value + ends + element("small", words), class_="correlate")
 
 
@@ -278,7 +278,7 @@ def _scopes_plot(name: str, found: Atlas) -> Plot:
     measure = found.names("measure")[0]
     scopes = [scope for scope in found.names("scope") if " = " not in scope]
     lines = {scope: found.curve(measure, scope=scope) for scope in scopes}
-    level = percent(found.confidence)
+    level = as_percent(found.confidence)
     caption = f"{KINDS[found.names('kind')[0]]}; shaded: {level} interval among all networks, of each point by itself."
     axis = found.names("axis")[0]
     words = f"{measure} with {found.meta.get('target', 'the gap')}, along the {MANY[axis]}"
@@ -303,13 +303,13 @@ def _plot_of_curves(stem: str, title: str, caption: str, axis: str, lines: Mappi
         scale_axis(ax.xaxis, AXES[axis], at.tolist(), log=_axis_is_logarithmic(axis, at))
         if axis == "train_accuracy":
             few = list(range(0, len(at), max(1, len(at) // 4)))
-            ax.set_xticks(few, [level_words(axis, at[k]) for k in few])
+            ax.set_xticks(few, [level_in_words(axis, at[k]) for k in few])
         if axis == "train_loss":
             ax.invert_xaxis()
         legend_above(ax)
 
     rows = [
-        [level_words(axis, at[k]), *(signed(curve[k].value) for curve in lines.values()), written(first[k].n)]
+        [level_in_words(axis, at[k]), *(signed_number(curve[k].value) for curve in lines.values()), written(first[k].n)]
         for k in range(len(at))
     ]
     return Plot(stem, title, caption, figure_from_axes_function(draw), [AXES[axis], *lines, "networks"], rows)

@@ -16,7 +16,7 @@ import pandas as pd
 from flatscope.disk import whole_file
 from flatscope.errors import InputError
 from flatscope.files import PICTURES, figure_bytes
-from flatscope.formatting import labelled, percent, with_error, written
+from flatscope.formatting import as_percent, labelled, with_error, written
 from flatscope.reports.markup import Colours
 from flatscope.reports.measured import comparison_data
 from flatscope.reports.plots import (
@@ -163,7 +163,7 @@ def _distribution_plots(measure: str, rows: Rows, colours: Colours) -> Iterator[
     numbers = [["number", *(written(len(found)) for found in values.values())]]
     for share, name in ((0.25, "lower quartile"), (0.5, "median"), (0.75, "upper quartile")):
         numbers.append([name, *(written(float(np.quantile(found, share))) for found in values.values())])
-    numbers.append(["share below zero", *(percent(float((found < 0).mean())) for found in values.values())])
+    numbers.append(["share below zero", *(as_percent(float((found < 0).mean())) for found in values.values())])
     caption = "Share of samples by value; all networks share the same bins."
     yield Plot(
         f"distribution-{measure}", measure, caption, figure_from_axes_function(draw), ["per sample", *values], numbers
@@ -250,7 +250,7 @@ def _unit_rank_plots(measure: str, layer: str, rows: Rows, colours: Colours) -> 
         [
             network,
             *(written(float(value)) for value in (len(v), v[0], np.median(v), v[-1])),
-            percent(_share_of_largest_tenth(v)),
+            as_percent(_share_of_largest_tenth(v)),
         ]
         for network, v in falling.items()
     ]

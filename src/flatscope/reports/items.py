@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import pandas as pd
 
-from flatscope.auditing import Audit
+from flatscope.audit_result import Audit
 from flatscope.comparing.comparison import Comparison
 from flatscope.decisions.forecast import Forecast
 from flatscope.decisions.sensitivity import Sensitivity
@@ -21,7 +21,6 @@ from flatscope.errors import FlatscopeError, InputError
 from flatscope.explaining import Explanation
 from flatscope.files import foreign_parquet, from_json_bytes, from_npz_bytes, parquet_metadata
 from flatscope.formatting import printable
-from flatscope.interpolation import Simplex
 from flatscope.landscapes.surface import Surface
 from flatscope.reports import sections
 from flatscope.reports.decisions_page import DECISION_KINDS
@@ -32,6 +31,7 @@ from flatscope.reports.plots import Plot
 from flatscope.reports.surfaces import label_of_surface, surface_plots, surfaces_part
 from flatscope.reports.training_kinds import TRAINING_KINDS
 from flatscope.result import Result
+from flatscope.simplex import Simplex
 from flatscope.spectra.density import SpectralDensity
 from flatscope.spectra.eigenpairs import Eigenpairs
 from flatscope.table import BOUND_COLUMNS, Table

@@ -35,9 +35,10 @@ from flatscope.reports.plots import (
     scale_axis,
     shortened_name,
 )
-from flatscope.training.benchmarking.leaderboard import RELEASED, Leaderboard
+from flatscope.training.benchmarking.leaderboard import RELEASED
+from flatscope.training.benchmarking.leaderboard_result import Leaderboard
 from flatscope.training.benchmarking.recipe import MOST_EPOCHS, SETTINGS, STOPS
-from flatscope.training.benchmarking.scores import CONTROLS, SCORES, score_number, score_words
+from flatscope.training.benchmarking.scores import CONTROLS, SCORES, score_in_words, score_number
 from flatscope.training.populations.population_frame import base_name
 
 if TYPE_CHECKING:
@@ -139,7 +140,7 @@ def _verdict_beside_chance(board: Leaderboard, name: str) -> str:
     signs = {_sign_of_clear_score(board, name, *key) for key in board.populations}
     answer = {1.0: "yes", -1.0: "no, worse"}.get(signs.pop(), "not clear") if len(signs) == 1 else "not clear"
     intervals = [
-        f"{data} {stop:g}: {score_words(board.row(name, data, stop, 'psi'))}" for data, stop in board.populations
+        f"{data} {stop:g}: {score_in_words(board.row(name, data, stop, 'psi'))}" for data, stop in board.populations
     ]
     return f" Better than chance: {answer} (Ψ {', '.join(intervals)})."
 
@@ -165,7 +166,7 @@ def _mean_score_cell(board: Leaderboard, name: str, score: str) -> Cell:
 
 
 def _score_cell(row: pd.Series[Any] | None, *, noted: bool = False) -> Cell:
-    value, _, interval = score_words(row).partition(" ")
+    value, _, interval = score_in_words(row).partition(" ")
     notes = [interval, str(row["note"]) if row is not None and (noted or value == "n/a") else ""]
     shown = element("span", value, class_="value") + Markup("").join(element("small", text) for text in notes if text)
     return Cell(shown, "" if row is None or math.isnan(row["value"]) else f"{row['value']:.6f}", "correlate")

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from flatscope.formatting import options_words, typeset, with_error, written
+from flatscope.formatting import options_in_words, typeset, with_error, written
 from flatscope.network.units import SCALES_STOP
 from flatscope.registry import Declaration, declarations
 from flatscope.rows import rows_of, searched_text
@@ -92,7 +92,7 @@ def measure_lines(tables: Mapping[str, Table], kind: str = "measure") -> list[Li
     return [
         Line(
             str(name),
-            options_words(str(options)),
+            options_in_words(str(options)),
             known.get(str(name)),
             [_cell_of_rows(g.get((name, options))) for g in groups],
         )

@@ -30,7 +30,7 @@ from flatscope.training.populations.population_frame import (
     MOST_LEVELS,
     MeasureStatistics,
     PopulationFrame,
-    colouring,
+    colour_column,
     network_names,
 )
 
@@ -229,7 +229,7 @@ def population_plots(populations: Mapping[str, PopulationFrame], _: Colours) -> 
             f"Every measure with its {100 * CONFIDENCE:g}\u202f% interval, the closest association on top.",
             figure_from_axes_function(correlations, height=1.0 + ROW * len(shown)),
         )
-        colour_by = colouring(population)
+        colour_by = colour_column(population)
         for entry in shown[:SCATTERS]:
             yield _scatter_plot(name, population, entry, colour_by)
 

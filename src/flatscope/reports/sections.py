@@ -11,12 +11,11 @@ import numpy as np
 import pandas as pd
 from markupsafe import Markup
 
-from flatscope.auditing import Audit
+from flatscope.audit_result import Audit
 from flatscope.comparing.comparison import ERRORS, Comparison
 from flatscope.explaining import Explanation
 from flatscope.files import figure_bytes
 from flatscope.formatting import numbered, some_of, typeset, written
-from flatscope.interpolation import Simplex
 from flatscope.registry import PAPERS, SYMMETRIES, Declaration
 from flatscope.reports.figures import comparison_plot, history_plots, measured_plots
 from flatscope.reports.markup import (
@@ -43,6 +42,7 @@ from flatscope.reports.plots import (
     plots_section,
 )
 from flatscope.result import Result
+from flatscope.simplex import Simplex
 from flatscope.spectra.density import MATRIX_WORDS, SpectralDensity
 from flatscope.spectra.eigenpairs import Eigenpairs
 from flatscope.table import Table

@@ -13,7 +13,7 @@ from flatscope.reports.kinds import ACCEPTED, Kind, columns_in_words
 from flatscope.reports.leaderboard_page import leaderboard_plots, leaderboards_part
 from flatscope.reports.population_page import population_plots, populations_part
 from flatscope.reports.stability_page import stability_part, stability_plots
-from flatscope.training.benchmarking.leaderboard import Leaderboard
+from flatscope.training.benchmarking.leaderboard_result import Leaderboard
 from flatscope.training.populations.atlas_curves import Atlas
 from flatscope.training.populations.population_frame import PopulationFrame, is_population, target_column
 from flatscope.training.stability.sharpness_record import Stability

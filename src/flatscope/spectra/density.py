@@ -20,7 +20,7 @@ from flatscope.errors import InputError
 from flatscope.formatting import number
 from flatscope.result import DrawnResult, checked_columns
 from flatscope.significance import checked_confidence, wilson
-from flatscope.spectra.eigenpairs import differences_line
+from flatscope.spectra.eigenpairs import finite_differences_in_words
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -298,7 +298,9 @@ class SpectralDensity(DrawnResult):
         stable = high > 0 and not self.layer
         use = f"Gradient descent from here is stable up to a rate of about {number(2 / high, 2)}." if stable else ""
         differences = self.meta.get("finite_difference")
-        return [line for line in (*lines, differences_line(differences) if differences else worth, use) if line]
+        return [
+            line for line in (*lines, finite_differences_in_words(differences) if differences else worth, use) if line
+        ]
 
     def cells(self) -> tuple[list[str], list[list[str]]]:
         """Numbers of the spectrum, a row each."""

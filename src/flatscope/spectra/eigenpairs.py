@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def differences_line(found: Mapping[str, Any]) -> str:
+def finite_differences_in_words(found: Mapping[str, Any]) -> str:
     """Sentence on the uncertainty that finite differences leave."""
     kinks = "; kinks that a step crosses are counted: this is not the exact Hessian" if found["kinks"] else ""
     return (
@@ -85,7 +85,7 @@ class Eigenpairs(DrawnResult):
             "Eigenvalues belong to the weights as written, and change with a rescaling that changes no output."
         )
         if "finite_difference" in self.meta:
-            lines.append(differences_line(self.meta["finite_difference"]))
+            lines.append(finite_differences_in_words(self.meta["finite_difference"]))
         if largest > 0 and not self.layer:
             lines.append(f"Gradient descent from here is stable up to a rate of about {number(2 / largest, 2)}.")
         return lines

@@ -52,7 +52,7 @@ def hessian(
         >>> fs.hessian(problem) @ torch.tensor([1.0, 1.0])  # H = 2 · mean of x xᵀ
         tensor([1., 9.], dtype=torch.float64)
     """
-    return _hessian(*_place(Context(problem), layer), products, precision)
+    return _hessian_operator(*_context_and_parameters(Context(problem), layer), products, precision)
 
 
 @own_settings()
@@ -76,7 +76,7 @@ def gauss_newton(problem: Problem, layer: str | None = None) -> GaussNewton:
         >>> fs.gauss_newton(problem).shape
         (9, 9)
     """
-    return GaussNewton(*_place(Context(problem), layer))
+    return GaussNewton(*_context_and_parameters(Context(problem), layer))
 
 
 @own_settings()
@@ -119,7 +119,7 @@ def eigenpairs(
         tensor([9., 1.], dtype=torch.float64)
     """
     begun = time.perf_counter()
-    ctx, operator = _operator(problem, layer, curvature, seed, memory, products)
+    ctx, operator = _curvature_operator(problem, layer, curvature, seed, memory, products)
     found = extreme_eigenpairs(
         operator,
         ctx.generator(f"eigenpairs {curvature} {layer or ''}"),
@@ -137,7 +137,7 @@ def eigenpairs(
         found[0].products,
         layer or "",
         curvature,
-        ctx.provenance(begun) | {"tolerance": tolerance, **_differences(operator)},
+        ctx.provenance(begun) | {"tolerance": tolerance, **_finite_difference_entries(operator)},
     )
 
 
@@ -182,7 +182,7 @@ def spectral_density(
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise InputError("a whole number of at least 1", repr(value), where=f"spectral_density, {name}")
     begun = time.perf_counter()
-    ctx, operator = _operator(problem, layer, curvature, seed, memory, products)
+    ctx, operator = _curvature_operator(problem, layer, curvature, seed, memory, products)
     generator = ctx.generator(f"spectral density {curvature} {layer or ''}")
     found = lanczos_quadrature(operator, generator, steps=steps, draws=draws)
     largest = max(float(each.nodes.abs().max()) for each in found)
@@ -197,38 +197,38 @@ def spectral_density(
         operator.size,
         layer or "",
         curvature,
-        ctx.provenance(begun) | {"steps": steps, "rounding": moved, **_differences(operator)},
+        ctx.provenance(begun) | {"steps": steps, "rounding": moved, **_finite_difference_entries(operator)},
     )
 
 
-def _operator(
+def _curvature_operator(
     problem: Problem, layer: str | None, curvature: str, seed: int, memory: int | str | None, products: str
 ) -> tuple[Context, CurvatureOperator]:
     effort = make_effort(curvature=curvature, memory=memory)
     ctx = Context(problem, seed=seed, effort=effort)
     if products == EXACT:
-        return ctx, curvature_operator(*_place(ctx, layer))
+        return ctx, curvature_operator(*_context_and_parameters(ctx, layer))
     if curvature != "hessian":
         got, fix = f"products={products!r} of {curvature}", 'Ask for curvature="hessian"'
         raise InputError("finite differences of the gradient, which give the Hessian", got, where="products", fix=fix)
-    return ctx, _hessian(*_place(ctx, layer), products, PRECISION)
+    return ctx, _hessian_operator(*_context_and_parameters(ctx, layer), products, PRECISION)
 
 
-def _hessian(ctx: Context, names: list[str] | None, products: str, precision: float) -> CurvatureOperator:
+def _hessian_operator(ctx: Context, names: list[str] | None, products: str, precision: float) -> CurvatureOperator:
     refuse_unknown(products, (EXACT, DIFFERENCES), "products")
     if products == EXACT:
         return Hessian(ctx, names)
     return FiniteDifferences(ctx, names, precision=precision)
 
 
-def _differences(operator: CurvatureOperator) -> dict[str, Any]:
+def _finite_difference_entries(operator: CurvatureOperator) -> dict[str, Any]:
     """Entries of a result on finite differences: their step, and how far two steps differ."""
     if not isinstance(operator, FiniteDifferences):
         return {}
     return {"finite_difference": {"step": operator.step, "spread": operator.spread, "kinks": operator.kinks}}
 
 
-def _place(ctx: Context, layer: str | None) -> tuple[Context, list[str] | None]:
+def _context_and_parameters(ctx: Context, layer: str | None) -> tuple[Context, list[str] | None]:
     """The context, and the parameter tensors of a layer or of all below a name; None for all trainable ones."""
     if layer is None:
         return ctx, None

@@ -17,7 +17,7 @@ from scipy import stats
 
 from flatscope.errors import InputError, refuse_unknown
 from flatscope.significance import checked_confidence
-from flatscope.stats.estimate import Estimate, Floats, columns, holm, paired
+from flatscope.stats.estimate import Estimate, Floats, finite_columns, holm, paired
 from flatscope.stats.sign_agreement import conditional_mutual_information, granulated_kendall, sign_error
 
 Kind = Literal["pearson", "spearman", "kendall"]
@@ -94,13 +94,13 @@ def without_each(x: Floats, y: Floats, kind: Kind) -> Floats:
         x, y = x - x.mean(), y - y.mean()
         share = len(x) / (len(x) - 1)
         together, of_x, of_y = (float(a @ b) - share * a * b for a, b in ((x, y), (x, x), (y, y)))
-        return _ratio(together, of_x * of_y, float(x @ x) * float(y @ y))
+        return _correlation_from_product(together, of_x * of_y, float(x @ x) * float(y @ y))
     if kind == "kendall":
         return _kendall_without(x, y)
-    return np.concatenate([_spearman_without(x, y, rows) for rows in _blocks(len(x))])
+    return np.concatenate([_spearman_without(x, y, rows) for rows in _blocks_of_sample_numbers(len(x))])
 
 
-def _blocks(n: int) -> Iterator[NDArray[Any]]:
+def _blocks_of_sample_numbers(n: int) -> Iterator[NDArray[Any]]:
     """Numbers of the samples, as many at once as there is room for their pairs with all."""
     yield from np.array_split(np.arange(n), -(-n * n // BLOCK))
 
@@ -116,20 +116,20 @@ def _spearman_without(x: Floats, y: Floats, rows: NDArray[Any]) -> Floats:
 
     a, b = ranks(x), ranks(y)
     size = (len(x) ** 3 / 12) ** 2
-    return _ratio((a * b).sum(1), (a * a).sum(1) * (b * b).sum(1), size)
+    return _correlation_from_product((a * b).sum(1), (a * a).sum(1) * (b * b).sum(1), size)
 
 
 def _kendall_without(x: Floats, y: Floats) -> Floats:
     """Kendall's tau-b without each of the samples: the sums over all pairs less those with it."""
     signs = np.zeros((3, len(x)))  # of each sample with all others: concordance, pairs untied in x, in y
-    for own in _blocks(len(x)):
+    for own in _blocks_of_sample_numbers(len(x)):
         sx, sy = (np.sign(values[own, None] - values[None, :]) for values in (x, y))
         signs[:, own] = (sx * sy).sum(1), np.abs(sx).sum(1), np.abs(sy).sum(1)
     together, of_x, of_y = signs.sum(1)[:, None] - 2 * signs
-    return _ratio(together, of_x * of_y, float(len(x)) ** 4)
+    return _correlation_from_product(together, of_x * of_y, float(len(x)) ** 4)
 
 
-def _ratio(together: Floats, squared: Floats, scale: float) -> Floats:
+def _correlation_from_product(together: Floats, squared: Floats, scale: float) -> Floats:
     """A correlation from a product and the square of its greatest size; 0 where that is rounding."""
     known = squared > EXPLAINED * EXPLAINED * scale
     found: Floats = np.clip(together / np.sqrt(np.where(known, squared, 1.0)) * known, -1, 1)
@@ -195,10 +195,10 @@ def partial_correlation(
     """
     refuse_unknown(kind, ("pearson", "spearman"), "kind of partial correlation")
     level = checked_confidence(confidence)
-    x, y, settings, dropped = columns(frame, measure, target, parameters)
+    x, y, settings, dropped = finite_columns(frame, measure, target, parameters)
     n, ranked = len(x), kind == "spearman"
     method = f"partial {kind} given {', '.join(parameters) or 'nothing'}"
-    controls = _controls(settings, ranked)
+    controls = _design_matrix(settings, ranked)
     k = int(np.linalg.matrix_rank(controls)) - 1 if n else 0
     free = n - 2 - k
     if free < 1:
@@ -227,7 +227,7 @@ def partial_correlation(
     return Estimate(value, low, high, p, n, method, dropped, note, level)
 
 
-def _controls(settings: pd.DataFrame, ranked: bool) -> Floats:
+def _design_matrix(settings: pd.DataFrame, ranked: bool) -> Floats:
     """Design matrix: a constant, standardised numbers (or ranks), indicators of categories."""
     parts = [np.ones((len(settings), 1))]
     for name in settings.columns if len(settings) else ():
@@ -273,7 +273,7 @@ def correlation_table(
         raise InputError("a list of measure columns", repr(measures), where="measures")
     rows: list[tuple[str, str, Estimate]] = []
     for name in measures:
-        columns(frame, name, target, parameters)  # names checked before anything is computed
+        finite_columns(frame, name, target, parameters)  # names checked before anything is computed
     for name in measures:
         rows += [(name, kind, correlate(frame[name], frame[target], kind, confidence=confidence)) for kind in kinds]
         if parameters:

@@ -83,7 +83,7 @@ def paired(x: Any, y: Any) -> tuple[Floats, Floats, int]:
     return first[kept], second[kept], int((~kept).sum())
 
 
-def columns(
+def finite_columns(
     frame: pd.DataFrame, measure: str, target: str, parameters: Sequence[str]
 ) -> tuple[Floats, Floats, pd.DataFrame, int]:
     """Measure, target and hyper-parameters of the rows that have them all, and how many rows that leaves out."""
@@ -98,7 +98,7 @@ def columns(
     return x[kept], y[kept], settings[kept], int((~kept).sum())
 
 
-def coded(settings: pd.DataFrame) -> Codes:
+def coded_settings(settings: pd.DataFrame) -> Codes:
     """Each column's values numbered in their order where they have one: (rows, columns)."""
     codes = np.zeros(settings.shape, dtype=np.int64)
     for place, name in enumerate(settings.columns):
@@ -278,7 +278,7 @@ def mean_of_series(values: Any, confidence: float = 0.95) -> Estimate:
     mean = float(kept.mean())
     if n < LEAST_LENGTH:
         return replace(blank, value=mean, note=f"no interval from fewer than {LEAST_LENGTH} values")
-    centred, memory = kept - mean, _memory(kept)
+    centred, memory = kept - mean, _autocorrelation(kept)
     frequencies = np.pi * np.arange(1, WAVES + 1) / n
     waves = np.cos(frequencies[:, None] * (np.arange(n) + 0.5)) @ centred * math.sqrt(2 / n)
     # Power of an autoregression at these frequencies over that at frequency 0, which the mean has.
@@ -288,7 +288,7 @@ def mean_of_series(values: Any, confidence: float = 0.95) -> Estimate:
     return replace(blank, value=mean, low=mean - half, high=mean + half)
 
 
-def _memory(values: Floats) -> float:
+def _autocorrelation(values: Floats) -> float:
     """Correlation of neighbours, corrected for the mean being the series' own, and one standard error more.
 
     Between 0 and the largest that a series of this length can tell from 1.

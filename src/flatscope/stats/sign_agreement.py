@@ -14,7 +14,7 @@ from scipy.special import stdtrit, xlogy
 
 from flatscope.errors import InputError, refuse_unless_whole
 from flatscope.significance import checked_confidence, wilson
-from flatscope.stats.estimate import Codes, Estimate, Floats, coded, columns, group_numbers
+from flatscope.stats.estimate import Codes, Estimate, Floats, coded_settings, finite_columns, group_numbers
 
 METHOD = "granulated Kendall, pairs that share a network"
 
@@ -74,13 +74,13 @@ def granulated_kendall(
     """
     level = checked_confidence(confidence)
     names = _at_least_one(parameters)
-    x, y, settings, dropped = columns(frame, measure, target, names)
-    codes = coded(settings)
+    x, y, settings, dropped = finite_columns(frame, measure, target, names)
+    codes = coded_settings(settings)
     by_parameter: dict[str, Estimate] = {}
     blank = Estimate(math.nan, dropped=dropped, confidence=level)
     parts = []  # what each pair adds to its ψ_i, less what it would add on average
     for place, name in enumerate(names):
-        first, second, groups = pairs_by_one(codes, place)
+        first, second, groups = pairs_differing_in_one_column(codes, place)
         if not len(first):
             note = f"no two networks differ in {name} alone"
             by_parameter[name] = replace(blank, method="granulated Kendall", note=note)
@@ -136,12 +136,12 @@ def sign_error(
     names = _at_least_one(parameters)
     if not smallest_difference >= 0:
         raise InputError("0 or more", repr(smallest_difference), where="smallest_difference")
-    x, y, settings, dropped = columns(frame, measure, target, names)
-    codes = coded(settings)
+    x, y, settings, dropped = finite_columns(frame, measure, target, names)
+    codes = coded_settings(settings)
     pooled: dict[tuple[str, str, str], tuple[Floats, Codes, Codes]] = {}  # wrong or not, and both networks
     for place, name in enumerate(names):
         labels = dict(zip(codes[:, place].tolist(), map(str, settings[name]), strict=True))
-        first, second, _ = pairs_by_one(codes, place)
+        first, second, _ = pairs_differing_in_one_column(codes, place)
         a, b = np.sort([codes[first, place], codes[second, place]], axis=0)
         counted = np.abs(y[first] - y[second]) > smallest_difference
         wrong = (1 - np.sign(x[first] - x[second]) * np.sign(y[first] - y[second])) / 2
@@ -153,18 +153,18 @@ def sign_error(
         note = "no pair differs in one hyper-parameter alone and in the target"
         nothing = Estimate(math.nan, method=method, dropped=dropped, note=note, confidence=level)
         return SignError(nothing, nothing, "", {})
-    by_environment = {key: _error(*pairs, level, dropped) for key, pairs in pooled.items()}
+    by_environment = {key: _sign_error_estimate(*pairs, level, dropped) for key, pairs in pooled.items()}
     key = max(by_environment, key=lambda k: by_environment[k].value)
     wrong, first, second = (np.concatenate(side) for side in zip(*pooled.values(), strict=True))
-    mean = _error(wrong, first, second, level, dropped)
+    mean = _sign_error_estimate(wrong, first, second, level, dropped)
     # Whichever is worst here was picked for it: its lower end must hold for all of them at once.
-    together = [_error(*pairs, 1 - (1 - level) / len(pooled), dropped).low for pairs in pooled.values()]
+    together = [_sign_error_estimate(*pairs, 1 - (1 - level) / len(pooled), dropped).low for pairs in pooled.values()]
     highest = max(error.high for error in by_environment.values())
     worst = replace(by_environment[key], low=max(together), high=highest, method=f"worst of {len(pooled)}, Wilson")
     return SignError(mean, worst, f"{key[0]} {key[1]} to {key[2]}", by_environment)
 
 
-def _error(wrong: Floats, first: Codes, second: Codes, level: float, dropped: int) -> Estimate:
+def _sign_error_estimate(wrong: Floats, first: Codes, second: Codes, level: float, dropped: int) -> Estimate:
     value, networks = float(wrong.mean()), np.unique(np.concatenate([first, second]))
     error = shared_error(first, second, (wrong - value) / len(wrong), int(networks[-1]) + 1)
     # Pairs that agree throughout say as much as those of them that share no network.
@@ -179,7 +179,7 @@ def _at_least_one(parameters: Sequence[str]) -> list[str]:
     return list(parameters)
 
 
-def pairs_by_one(codes: Codes, place: int) -> tuple[Codes, Codes, Codes]:
+def pairs_differing_in_one_column(codes: Codes, place: int) -> tuple[Codes, Codes, Codes]:
     """The pairs of networks that differ in one column alone: both networks, and the group that the pair is of.
 
     A group agrees in every other column; those with a pair are numbered from 0, and their pairs follow each other.
@@ -247,8 +247,8 @@ def conditional_mutual_information(
     """
     refuse_unless_whole(most, "most", least=0)
     level = checked_confidence(confidence)
-    x, y, settings, dropped = columns(frame, measure, target, parameters)
-    n, codes = len(x), coded(settings)
+    x, y, settings, dropped = finite_columns(frame, measure, target, parameters)
+    n, codes = len(x), coded_settings(settings)
     goals = np.sign(y[:, None] - y[None, :])  # 0 leaves out every network with itself as well
     method = f"least normalised conditional mutual information, up to {most} given, jackknife"
     blank = Estimate(math.nan, n=n, method=method, dropped=dropped, confidence=level)
@@ -292,14 +292,14 @@ def _information_shares(groups: Codes, outcomes: NDArray[np.float32]) -> Floats:
     without[at_home] -= own[at_home][:, ::-1, ::-1]  # of its own group it is the second as well
     times = np.full((n, k), 2.0)
     times[at_home] = 1.0
-    sums = _information(whole).sum((1, 2))
-    changes = ((_information(without) - _information(with_it)) * times).sum(2)
+    sums = _information_and_entropy(whole).sum((1, 2))
+    changes = ((_information_and_entropy(without) - _information_and_entropy(with_it)) * times).sum(2)
     information, entropy = np.concatenate([sums[:, None], sums[:, None] + changes], axis=1)
     known = entropy > 1e-12 * whole.sum()
     return np.where(known, np.clip(information / np.where(known, entropy, 1.0), 0.0, 1.0), math.inf)
 
 
-def _information(counts: Floats) -> Floats:
+def _information_and_entropy(counts: Floats) -> Floats:
     """Information and entropy of each cell times its number of pairs: (2, ...) from counts (..., signs, goals)."""
 
     def weighted(values: Floats, *axes: int) -> Floats:

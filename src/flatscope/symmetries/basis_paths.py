@@ -30,7 +30,7 @@ from flatscope.network.units import Graph, GraphLayer
 from flatscope.params import Params, copied, named_parameters
 from flatscope.samples import Inputs
 from flatscope.symmetries.folding import fold_batchnorm
-from flatscope.symmetries.path_skeleton import Chains, chains
+from flatscope.symmetries.path_skeleton import Chains, skeleton_chains
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class PathCoordinates:
     Args:
         graph: the traced network, without BatchNorm.
         params: its weights, all of them.
-        rule: "max_product", "cyclic" or "diagonal"; see `chains`.
+        rule: "max_product", "cyclic" or "diagonal"; see `skeleton_chains`.
         cut: name of a layer: classes first written by layers in front of it are held by their incoming skeleton
             edge, the others by the outgoing one. Which it is changes the weights that `params_of` gives, never
             their function. Empty for outgoing edges everywhere.
@@ -62,12 +62,12 @@ class PathCoordinates:
         self, graph: Graph, params: Params, rule: str = "max_product", cut: str = "", held: Collection[str] = ()
     ) -> None:
         self.graph, self.params, self.rule = graph, params, rule
-        self.prefix: Chains = chains(graph, params, rule, forward=True)
-        self.suffix: Chains = chains(graph, params, rule, forward=False)
-        self.blocks = _blocks(graph, params, self.suffix, held)
+        self.prefix: Chains = skeleton_chains(graph, params, rule, forward=True)
+        self.suffix: Chains = skeleton_chains(graph, params, rule, forward=False)
+        self.blocks = _parameter_blocks(graph, params, self.suffix, held)
         self._by_name = {block.name: block for block in self.blocks}
         self.count = self.blocks[-1].stop if self.blocks else 0
-        self.first = _first_free(self.prefix, self.suffix)
+        self.first = _first_free_edges(self.prefix, self.suffix)
         position = [layer.name for layer in graph.layers].index(graph.layer(cut).name) if cut else 0
         self.held_by_input = self.prefix.layer < position
         self.held_by_input[0] = False
@@ -311,7 +311,7 @@ class BasisPaths(PathCoordinates):
         return twin
 
 
-def _blocks(graph: Graph, params: Params, suffix: Chains, held: Collection[str]) -> tuple[Block, ...]:
+def _parameter_blocks(graph: Graph, params: Params, suffix: Chains, held: Collection[str]) -> tuple[Block, ...]:
     """Parameters in forward order, weight before bias, then what is no edge; without those that are held."""
     blocks: list[Block] = []
     none = torch.zeros(0, dtype=torch.int64)
@@ -332,7 +332,7 @@ def _blocks(graph: Graph, params: Params, suffix: Chains, held: Collection[str])
     return tuple(blocks)
 
 
-def _first_free(prefix: Chains, suffix: Chains) -> tuple[Tensor, Tensor]:
+def _first_free_edges(prefix: Chains, suffix: Chains) -> tuple[Tensor, Tensor]:
     """Layer and entry of π(u): the edge in(u), or, where that is frozen, the one of the class in front of it."""
     layer, entry = prefix.layer.clone(), prefix.entry.clone()
     for number in prefix.order:

@@ -64,10 +64,10 @@ def fold_batchnorm(model: nn.Module, example: Inputs) -> nn.Module:
     inputs = two_samples(fitting(original, example))
     folded = plain(original, [inputs])
     with torch.no_grad():
-        uses = _watch(folded, inputs)
-        while norms := _norms(folded, uses):
+        uses = _uses_in_forward_pass(folded, inputs)
+        while norms := _batchnorms_of_pass(folded, uses):
             folded = _fold_some(folded, norms, uses)
-            uses = _watch(folded, inputs)
+            uses = _uses_in_forward_pass(folded, inputs)
     folded = _without_unreached(folded)
     if has_batchnorm(original) or plan_of(folded) is not None:
         refuse_if_different(original, folded, example, "fold_batchnorm")
@@ -77,7 +77,7 @@ def fold_batchnorm(model: nn.Module, example: Inputs) -> nn.Module:
 def has_batchnorm(model: nn.Module) -> bool:
     """True if any module is a BatchNorm that was not folded."""
     return any(
-        isinstance(module, BatchNorm) and not _is_done(model, f"{name}.running_mean".lstrip("."))
+        isinstance(module, BatchNorm) and not _batchnorm_is_folded(model, f"{name}.running_mean".lstrip("."))
         for name, module in model.named_modules()
     )
 
@@ -138,7 +138,7 @@ class _Norm:
         return given
 
 
-def _norms(model: nn.Module, uses: _Uses) -> list[_Norm]:
+def _batchnorms_of_pass(model: nn.Module, uses: _Uses) -> list[_Norm]:
     """The BatchNorms that the forward pass calls, those of modules and those called as functions."""
     buffers = {id(value): name for name, value in model.named_buffers()}
     found: list[_Norm] = []
@@ -153,11 +153,11 @@ def _norms(model: nn.Module, uses: _Uses) -> list[_Norm]:
                 raise InputError(expected, got, f"module {module}" if module else "model", fix)
             if mean in {norm.mean for norm in found}:
                 continue  # called twice: it cannot be folded, and becomes a layer of its own
-            found.append(_norm(call, module, mean))
+            found.append(_batchnorm_as_affine_map(call, module, mean))
     return found
 
 
-def _norm(call: Operation, module: str, mean: str) -> _Norm:
+def _batchnorm_as_affine_map(call: Operation, module: str, mean: str) -> _Norm:
     """The affine map that a BatchNorm is in eval mode, in double precision."""
     given = call.named(*NORM_ORDER)
     own = [value for value in (given.get("weight"), given.get("bias")) if value is not None]
@@ -166,7 +166,7 @@ def _norm(call: Operation, module: str, mean: str) -> _Norm:
     return _Norm(call, module, mean, *affine, any(value.requires_grad for value in own))
 
 
-def _watch(model: nn.Module, inputs: Inputs) -> _Uses:
+def _uses_in_forward_pass(model: nn.Module, inputs: Inputs) -> _Uses:
     uses = _Uses()
     for output in read_outputs(model, inputs, uses.follow):
         uses.read_by[uses.identity(output)].append(None)
@@ -179,10 +179,10 @@ def _fold_some(model: nn.Module, norms: list[_Norm], uses: _Uses) -> nn.Module:
         done = [norm for norm in norms if fold(model, norm, uses)]
         if done:
             for norm in done:
-                model = _without(model, norm)
+                model = _model_without_batchnorm(model, norm)
             return model
     for norm in norms:
-        model = _as_layer(model, norm)
+        model = _model_with_batchnorm_as_layer(model, norm)
     return model
 
 
@@ -198,22 +198,22 @@ def _plain_module(model: nn.Module, norm: _Norm) -> nn.Module | None:
     return module if plain_forward and f"{norm.module}.running_mean".lstrip(".") == norm.mean else None
 
 
-def _without(model: nn.Module, norm: _Norm) -> nn.Module:
+def _model_without_batchnorm(model: nn.Module, norm: _Norm) -> nn.Module:
     """The model with a BatchNorm that is folded away: an identity in its place, or a plan that skips the call."""
     module = _plain_module(model, norm)
     if module is not None:
-        return _replaced(model, module, nn.Identity())
+        return _replace_module(model, module, nn.Identity())
     plan = plan_of(model) or WeightPlan()
     set_plan(model, replace(plan, skipped=plan.skipped | {norm.mean}))
     return model
 
 
-def _as_layer(model: nn.Module, norm: _Norm) -> nn.Module:
+def _model_with_batchnorm_as_layer(model: nn.Module, norm: _Norm) -> nn.Module:
     """The model with a BatchNorm written as a depthwise 1×1 convolution."""
     layer = _affine_layer(norm)
     module = _plain_module(model, norm)
     if module is not None:
-        return _replaced(model, module, layer)
+        return _replace_module(model, module, layer)
     owner = norm.mean.rpartition(".")[0] or "batch_norm"
     names = acting_name(f"{owner}.weight"), acting_name(f"{owner}.bias")
     model.register_parameter(names[0], layer.weight)  # type: ignore[arg-type]
@@ -234,9 +234,9 @@ def _fold_backward(model: nn.Module, norm: _Norm, uses: _Uses) -> bool:
     layer = _own_layer(model, maker, uses, norm)
     if layer is None:
         return False
-    weight, bias = layer.weight.double(), _bias(layer)
-    outputs, _ = _channels(layer)
-    _assign(layer, weight * norm.scale[outputs.to(weight.device)], bias * norm.scale + norm.shift, norm)
+    weight, bias = layer.weight.double(), _bias_or_zero(layer)
+    outputs, _ = _scale_and_shift_axes(layer)
+    _assign_folded_weight(layer, weight * norm.scale[outputs.to(weight.device)], bias * norm.scale + norm.shift, norm)
     return True
 
 
@@ -251,20 +251,20 @@ def _fold_forward(model: nn.Module, norm: _Norm, uses: _Uses) -> bool:
     for layer, reader in zip(layers, readers, strict=True):
         if layer is None or reader is None or uses.identity(reader.named("input")["input"]) != result:
             return False
-        if isinstance(layer, Convolution) and bool((shift != 0).any()) and not _sees_no_padding(layer):
+        if isinstance(layer, Convolution) and bool((shift != 0).any()) and not _layer_has_no_padding(layer):
             return False
     for layer in layers:
         assert layer is not None
-        outputs, inputs = (index.to(layer.weight.device) for index in _channels(layer))
+        outputs, inputs = (index.to(layer.weight.device) for index in _scale_and_shift_axes(layer))
         weight = layer.weight.double()
         shifted = (weight * shift[inputs]).expand(weight.shape)
         index = outputs.expand(weight.shape).flatten()
-        bias = _bias(layer).index_add(0, index, shifted.flatten())
-        _assign(layer, weight * scale[inputs], bias, norm, new_bias=bool((shift != 0).any()))
+        bias = _bias_or_zero(layer).index_add(0, index, shifted.flatten())
+        _assign_folded_weight(layer, weight * scale[inputs], bias, norm, new_bias=bool((shift != 0).any()))
     return bool(layers)
 
 
-def _sees_no_padding(layer: nn.Module) -> bool:
+def _layer_has_no_padding(layer: nn.Module) -> bool:
     padding: Any = getattr(layer, "padding", ())
     none = padding == "valid" or (not isinstance(padding, str) and not any(padding))
     return none and not getattr(layer, "transposed", False)
@@ -288,20 +288,22 @@ def _own_layer(model: nn.Module, op: Operation, uses: _Uses, norm: _Norm) -> nn.
     return layer if norm.entering.ndim == (2 if isinstance(layer, nn.Linear) else layer.weight.ndim) else None
 
 
-def _channels(layer: nn.Linear | Convolution) -> tuple[Tensor, Tensor]:
+def _scale_and_shift_axes(layer: nn.Linear | Convolution) -> tuple[Tensor, Tensor]:
     if isinstance(layer, nn.Linear):
         return entry_channels("dense", 1, layer.weight.shape)
     return entry_channels("transposed" if layer.transposed else "conv", layer.groups, layer.weight.shape)
 
 
-def _bias(layer: nn.Linear | Convolution) -> Tensor:
+def _bias_or_zero(layer: nn.Linear | Convolution) -> Tensor:
     if layer.bias is not None:
         return layer.bias.double()
     n_out = layer.out_features if isinstance(layer, nn.Linear) else layer.out_channels
     return torch.zeros(n_out, dtype=torch.float64, device=layer.weight.device)
 
 
-def _assign(layer: nn.Linear | Convolution, weight: Tensor, bias: Tensor, norm: _Norm, new_bias: bool = True) -> None:
+def _assign_folded_weight(
+    layer: nn.Linear | Convolution, weight: Tensor, bias: Tensor, norm: _Norm, new_bias: bool = True
+) -> None:
     """New values for a layer; trainable if the layer or the BatchNorm was."""
     trainable = norm.trainable or any(value.requires_grad for value in layer.parameters())
     dtype = layer.weight.dtype
@@ -325,21 +327,25 @@ def _without_unreached(model: nn.Module) -> nn.Module:
     """BatchNorms that the example does not reach have nothing to be folded into: they become layers of their own."""
     for name, module in list(model.named_modules()):
         mean = f"{name}.running_mean".lstrip(".")
-        if isinstance(module, BatchNorm) and mean in dict(model.named_buffers()) and not _is_done(model, mean):
+        if (
+            isinstance(module, BatchNorm)
+            and mean in dict(model.named_buffers())
+            and not _batchnorm_is_folded(model, mean)
+        ):
             n_axes = 2 + {"BatchNorm2d": 2, "BatchNorm3d": 3}.get(type(module).__name__, 0)
             given = (module.running_mean, module.running_var, module.weight, module.bias, False, 0.0, module.eps)
             like = torch.empty([0] * n_axes, dtype=module.running_mean.dtype)  # type: ignore[union-attr]
             call = Operation("batch_norm", (like, *given), {}, name, "", nn.functional.batch_norm)
-            model = _as_layer(model, _norm(call, name, mean))
+            model = _model_with_batchnorm_as_layer(model, _batchnorm_as_affine_map(call, name, mean))
     return model
 
 
-def _is_done(model: nn.Module, mean: str) -> bool:
+def _batchnorm_is_folded(model: nn.Module, mean: str) -> bool:
     plan = plan_of(model)
     return plan is not None and (mean in plan.skipped or mean in plan.affine)
 
 
-def _replaced(model: nn.Module, old: nn.Module, new: nn.Module) -> nn.Module:
+def _replace_module(model: nn.Module, old: nn.Module, new: nn.Module) -> nn.Module:
     """Put `new` wherever `old` is registered."""
     if model is old:
         return new

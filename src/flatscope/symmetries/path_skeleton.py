@@ -44,7 +44,7 @@ class Chains:
         return self.sign * self.log.exp()
 
 
-def chains(graph: Graph, params: Params, rule: str, forward: bool) -> Chains:
+def skeleton_chains(graph: Graph, params: Params, rule: str, forward: bool) -> Chains:
     """The prefixes (`forward`: from the ground to each class) or the suffixes (from each class to the ground).
 
     A class that several layers write is entered by the first of them, and left by the last layer that reads it, so
@@ -75,9 +75,9 @@ def chains(graph: Graph, params: Params, rule: str, forward: bool) -> Chains:
         _refuse_non_finite(layer, weight)
         if rule == "max_product":
             rounding = TIE * torch.finfo(params[layer.weight].dtype).eps
-            found = _strongest(layer, weight, own, other, log, settled, rounding)
+            found = _strongest_entries(layer, weight, own, other, log, settled, rounding)
         else:
-            found = _by_number(layer, weight.shape, new, settled, rule, forward)
+            found = _entries_by_unit_number(layer, weight.shape, new, settled, rule, forward)
         far = layer.flat_channels(weight.shape)[1 if forward else 0]
         for number in new:
             entry = found.get(number)
@@ -85,18 +85,18 @@ def chains(graph: Graph, params: Params, rule: str, forward: bool) -> Chains:
                 continue  # nothing leads on from here; another layer may
             value = weight.flatten()[entry]
             if value == 0:
-                raise _zero_weight(layer, entry, weight.shape, forward)
+                raise _zero_weight_error(layer, entry, weight.shape, forward)
             ahead = int(other[far[entry]])
             layer_of[number], entry_of[number], other_of[number] = index, entry, ahead
             log[number], sign[number] = log[ahead] + value.abs().log(), sign[ahead] * value.sign()
             order.append(number)
         settled[torch.tensor([number for number in new if layer_of[number] >= 0], dtype=torch.int64)] = True
     if not bool(settled.all()):
-        raise _no_way(graph, params, int((~settled).nonzero()[0]), forward)
+        raise _missing_chain_error(graph, params, int((~settled).nonzero()[0]), forward)
     return Chains(layer_of, entry_of, other_of, log, sign, tuple(order))
 
 
-def _strongest(
+def _strongest_entries(
     layer: GraphLayer, weight: Tensor, own: Tensor, other: Tensor, log: Tensor, settled: Tensor, rounding: float
 ) -> dict[int, int]:
     """For every class the entry with the largest product, all of a class's candidates carrying the same scale.
@@ -114,14 +114,14 @@ def _strongest(
     return {number: int(first[number]) for number in set(near[hits].tolist())}
 
 
-def _by_number(
+def _entries_by_unit_number(
     layer: GraphLayer, shape: torch.Size, wanted: list[int], settled: Tensor, rule: str, forward: bool
 ) -> dict[int, int]:
     """The entries that join unit i of a layer's group to unit i (modulo the width) on its other side, at the centre."""
     own, other = (layer.outputs, layer.inputs) if forward else (layer.inputs, layer.outputs)
     found: dict[int, int] = {}
     for group in range(layer.groups):
-        own_units, other_units = (_units(classes, group, layer.groups) for classes in (own, other))
+        own_units, other_units = (_units_of_group(classes, group, layer.groups) for classes in (own, other))
         for place, (number, channels) in enumerate(own_units):
             if number not in wanted or number in found:
                 continue
@@ -134,11 +134,11 @@ def _by_number(
             partner = next((channels for unit, channels in partners if settled[unit]), None)
             if partner is not None:
                 pair = (channels[len(channels) // 2], partner[len(partner) // 2])
-                found[number] = _entry(layer, shape, *(pair if forward else pair[::-1]))
+                found[number] = _centre_tap_index(layer, shape, *(pair if forward else pair[::-1]))
     return found
 
 
-def _units(classes: Tensor, group: int, groups: int) -> list[tuple[int, list[int]]]:
+def _units_of_group(classes: Tensor, group: int, groups: int) -> list[tuple[int, list[int]]]:
     """(class, its channels) in one group; a flattened channel is one unit, every fixed channel one of its own."""
     per_group = len(classes) // groups
     start, stop = group * per_group, (group + 1) * per_group
@@ -148,7 +148,7 @@ def _units(classes: Tensor, group: int, groups: int) -> list[tuple[int, list[int
     return [(number, found) for (number, _), found in units.items()]
 
 
-def _entry(layer: GraphLayer, shape: torch.Size, output: int, input_: int) -> int:
+def _centre_tap_index(layer: GraphLayer, shape: torch.Size, output: int, input_: int) -> int:
     """Flat index of the centre tap between two channels."""
     rows, column = (input_, output) if layer.input_first else (output, input_)
     index = [rows, column % shape[1], *(size // 2 for size in shape[2:])]
@@ -165,7 +165,7 @@ def _refuse_non_finite(layer: GraphLayer, weight: Tensor) -> None:
         raise NotApplicable("finite weights", "NaN or infinity", where=f"layer {layer.name}, unit {unit}")
 
 
-def _zero_weight(layer: GraphLayer, entry: int, shape: torch.Size, forward: bool) -> NotApplicable:
+def _zero_weight_error(layer: GraphLayer, entry: int, shape: torch.Size, forward: bool) -> NotApplicable:
     outputs, inputs = (int(channels[entry]) for channels in layer.flat_channels(shape))
     end = f"unit {outputs}, weight from input {inputs}" if forward else f"weight from input {inputs} to unit {outputs}"
     return ZeroSkeletonError(
@@ -176,7 +176,7 @@ def _zero_weight(layer: GraphLayer, entry: int, shape: torch.Size, forward: bool
     )
 
 
-def _no_way(graph: Graph, params: Params, number: int, forward: bool) -> NotApplicable:
+def _missing_chain_error(graph: Graph, params: Params, number: int, forward: bool) -> NotApplicable:
     """The first class without a chain, named by a layer and unit, with the reason."""
     for layer in graph.layers if forward else reversed(graph.layers):
         own = layer.outputs if forward else layer.inputs

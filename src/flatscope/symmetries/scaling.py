@@ -79,24 +79,26 @@ def rescale(
     base = replica(model).eval() if by == "batchnorm" else fold_batchnorm(model, example)
     graph = trace(base, example, inner=by in INNER)
     if factors is None:
-        return drawn(base, graph, example, by, low, high, seed)
+        return equivalent_network(base, graph, example, by, low, high, seed)
     if by == "permutation":
         raise InputError("no factors with by='permutation'", "factors", where="rescale")
-    changed = rescaled_params(graph, named_parameters(base), given_scales(graph, factors))
-    return with_weights(base, changed, example, f"rescale by {by}")
+    changed = rescaled_params(graph, named_parameters(base), scales_from_factors(graph, factors))
+    return network_with_weights(base, changed, example, f"rescale by {by}")
 
 
-def drawn(base: nn.Module, graph: Graph, example: Inputs, by: str, low: float, high: float, seed: int) -> nn.Module:
+def equivalent_network(
+    base: nn.Module, graph: Graph, example: Inputs, by: str, low: float, high: float, seed: int
+) -> nn.Module:
     """A network with other weights and the same function, drawn in one of the ways; compared on the example."""
     params = named_parameters(base)
     if by == "permutation":
         changed = permuted_params(graph, params | masks_of(base), random_permutation(graph, seed))
     else:
         changed = rescaled_params(graph, params, random_scales(graph, by, low, high, seed))
-    return with_weights(base, changed, example, f"rescale by {by}")
+    return network_with_weights(base, changed, example, f"rescale by {by}")
 
 
-def ways_of(model: nn.Module, example: Inputs) -> list[str]:
+def applicable_ways_of_rewriting(model: nn.Module, example: Inputs) -> list[str]:
     """The ways that there is anything to try of in a network, whether or not it allows them."""
     graph = trace(fold_batchnorm(model, example), example, inner=True)
     absent = {
@@ -120,7 +122,7 @@ def rescaled_params(graph: Graph, params: Params, scales: Tensor) -> Params:
     for layer in graph.layers:
         weight = params[layer.weight]
         outputs, inputs = layer.entry_channels(weight.shape)
-        written, read = _per_channel(factors, layer.outputs), _per_channel(factors, layer.inputs)
+        written, read = _factor_of_each_channel(factors, layer.outputs), _factor_of_each_channel(factors, layer.inputs)
         result[layer.weight] = weight * (written[outputs] / read[inputs]).to(weight.device, weight.dtype)
         for bias in layer.biases:
             shift = params[bias]
@@ -128,7 +130,7 @@ def rescaled_params(graph: Graph, params: Params, scales: Tensor) -> Params:
     return result
 
 
-def _per_channel(factors: Tensor, classes: Tensor) -> Tensor:
+def _factor_of_each_channel(factors: Tensor, classes: Tensor) -> Tensor:
     """The factor of each channel's class; its inverse where the class is negative."""
     found = factors[classes.abs()]
     return torch.where(classes < 0, 1 / found, found)
@@ -142,13 +144,13 @@ def random_scales(graph: Graph, by: str = "unit", low: float = 0.2, high: float 
     uniform = torch.rand(graph.n_classes, generator=generator, dtype=torch.float64)
     drawn = torch.exp(math.log(low) + (math.log(high) - math.log(low)) * uniform)
     scales = torch.ones_like(drawn)
-    for group in _groups(graph, by):
+    for group in _classes_sharing_factor(graph, by):
         index = torch.tensor(group) - 1
         scales[index] = drawn[index[0]]
     return scales
 
 
-def given_scales(graph: Graph, factors: Factors) -> Tensor:
+def scales_from_factors(graph: Graph, factors: Factors) -> Tensor:
     """Scales of the classes from factors by layer name; refused where units are tied or fixed otherwise."""
     scales = torch.full((graph.n_classes + 1,), math.nan, dtype=torch.float64)
     scales[0] = 1.0
@@ -192,16 +194,16 @@ def permuted_params(graph: Graph, params: Params, permutation: Mapping[int, int]
     """
     result = dict(params)
     for layer in graph.layers:
-        outputs = _places(layer.output_units, permutation)
-        inputs = _places(layer.input_units, permutation)
+        outputs = _former_channel_places(layer.output_units, permutation)
+        inputs = _former_channel_places(layer.input_units, permutation)
         for name in {layer.weight, mask_name(layer.weight)} & params.keys():
-            result[name] = _reindexed(layer, params[name], outputs, inputs)
+            result[name] = _permuted_weight(layer, params[name], outputs, inputs)
         for bias in layer.biases:
             result[bias] = params[bias][outputs.to(params[bias].device)]
     return result
 
 
-def _places(units: Tensor, permutation: Mapping[int, int]) -> Tensor:
+def _former_channel_places(units: Tensor, permutation: Mapping[int, int]) -> Tensor:
     """Former place of each channel; the channels of a unit keep their order."""
     channels: dict[int, list[int]] = {}
     for place, unit in enumerate(units.tolist()):
@@ -212,7 +214,7 @@ def _places(units: Tensor, permutation: Mapping[int, int]) -> Tensor:
     return origin
 
 
-def _reindexed(layer: GraphLayer, weight: Tensor, outputs: Tensor, inputs: Tensor) -> Tensor:
+def _permuted_weight(layer: GraphLayer, weight: Tensor, outputs: Tensor, inputs: Tensor) -> Tensor:
     """The weight with its channels taken from elsewhere; in a grouped layer channels stay within their group."""
     rows, columns = (inputs, outputs) if layer.input_first else (outputs, inputs)
     rows = rows.to(weight.device)
@@ -224,7 +226,7 @@ def _reindexed(layer: GraphLayer, weight: Tensor, outputs: Tensor, inputs: Tenso
     return moved_rows[torch.arange(len(rows), device=weight.device)[:, None], per_row]
 
 
-def _groups(graph: Graph, by: str) -> list[list[int]]:
+def _classes_sharing_factor(graph: Graph, by: str) -> list[list[int]]:
     """The classes that get one factor together, in forward order; refused if there are none."""
     if by == "unit":
         groups = [[number] for number in range(1, graph.n_classes + 1)]
@@ -234,14 +236,14 @@ def _groups(graph: Graph, by: str) -> list[list[int]]:
         others = {int(n) for layer in graph.layers if layer.kind != by for n in layer.outputs.abs()}
         groups = [[number] for number in sorted(inverse if by == "attention" else norms - others - inverse)]
     else:
-        groups = _layer_groups(graph)
+        groups = _classes_scaled_by_layer(graph)
     if not groups:
         got = "nothing: " + ("; ".join(graph.walls) or "no scale is free" if graph.layers else "no layer in it")
         raise NotApplicable(f"something that can be rescaled by {by}", got, where="rescale")
     return groups
 
 
-def _layer_groups(graph: Graph) -> list[list[int]]:
+def _classes_scaled_by_layer(graph: Graph) -> list[list[int]]:
     """Classes joined until every weight matrix is multiplied by one number; groups with a fixed unit drop out."""
     sides = [classes for layer in graph.layers for classes in (layer.outputs, layer.inputs)]
     if not sides:
@@ -255,7 +257,7 @@ def _layer_groups(graph: Graph) -> list[list[int]]:
     return [group for label, group in members.items() if label != labels[0]]
 
 
-def with_weights(base: nn.Module, params: Params, example: Inputs, what: str) -> nn.Module:
+def network_with_weights(base: nn.Module, params: Params, example: Inputs, what: str) -> nn.Module:
     """A copy of `base` with these parameters, and masks if there are any, compared with it on the example."""
     twin = copied(base)
     with torch.no_grad():

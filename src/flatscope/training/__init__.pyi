@@ -3,8 +3,8 @@
 What most people need (`train_population`, `benchmark`, `atlas`) are names of `flatscope` itself.
 """
 
-from flatscope.training.benchmarking.leaderboard import released_leaderboard as released_leaderboard
-from flatscope.training.benchmarking.leaderboard import released_population as released_population
+from flatscope.training.benchmarking.release import released_leaderboard as released_leaderboard
+from flatscope.training.benchmarking.release import released_population as released_population
 from flatscope.training.callbacks import FlatscopeCallback as FlatscopeCallback
 from flatscope.training.callbacks import FlatscopeTrainerCallback as FlatscopeTrainerCallback
 from flatscope.training.callbacks import Recorder as Recorder

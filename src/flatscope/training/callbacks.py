@@ -100,7 +100,7 @@ class Recorder:
             step: number of steps done, for `send`; the epoch by default.
             optimizer: its learning rate and other settings are kept with the table.
         """
-        if _rank() != 0:
+        if _process_rank() != 0:
             return None
         try:
             table = self._measured(model)
@@ -144,17 +144,17 @@ def optimizer_settings(optimizer: Any) -> dict[str, Any]:
         optimizer = optimizer.optimizer
     found: dict[str, Any] = {"name": type(optimizer).__name__}
     for key in optimizer.param_groups[0]:
-        values = [_plain(group.get(key)) for group in optimizer.param_groups if key != "params"]
+        values = [_plain_setting(group.get(key)) for group in optimizer.param_groups if key != "params"]
         if values and isinstance(values[0], int | float | bool | tuple | str):
             found[key] = values[0] if all(value == values[0] for value in values) else values
     return found
 
 
-def _plain(value: Any) -> Any:
+def _plain_setting(value: Any) -> Any:
     return value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
 
 
-def _rank() -> int:
+def _process_rank() -> int:
     return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
 
 
@@ -195,7 +195,7 @@ def write_tensorboard(table: Table, writer: str | os.PathLike[str] | Any, step: 
         prefix: first part of every tag; none if empty.
     """
     if isinstance(writer, str | os.PathLike):
-        _first_of(("tensorboard",), "tensorboard")
+        _first_installed_class(("tensorboard",), "tensorboard")
         with importlib.import_module("torch.utils.tensorboard").SummaryWriter(os.fspath(writer)) as own:
             write_tensorboard(table, own, step, prefix)
         return
@@ -216,7 +216,7 @@ def write_mlflow(table: Table, step: int, prefix: str = "flatscope") -> None:
         prefix: first part of every name; none if empty.
     """
     allowed = {re.sub(r"[^\w\-. :/]", "_", name): value for name, value in scalars(table, prefix=prefix).items()}
-    _first_of(("mlflow",), "mlflow").log_metrics(allowed, step=step)
+    _first_installed_class(("mlflow",), "mlflow").log_metrics(allowed, step=step)
 
 
 def write_wandb(table: Table, step: int, prefix: str = "flatscope") -> None:
@@ -227,7 +227,7 @@ def write_wandb(table: Table, step: int, prefix: str = "flatscope") -> None:
         step: number of the step.
         prefix: first part of every name; none if empty.
     """
-    wandb = _first_of(("wandb",), "wandb")
+    wandb = _first_installed_class(("wandb",), "wandb")
     (wandb.run or wandb.init()).log(scalars(table, prefix=prefix), step=step)
 
 
@@ -312,7 +312,9 @@ def lightning_callback_class() -> Any:
     """`FlatscopeCallback`: a Callback of whichever package of Lightning is in use."""
     packages = ("lightning.pytorch", "pytorch_lightning")
     used = [name for name in packages if name in sys.modules]  # the base that the user's trainer knows
-    bases = [importlib.import_module(name).Callback for name in used] or [_first_of(packages, "lightning").Callback]
+    bases = [importlib.import_module(name).Callback for name in used] or [
+        _first_installed_class(packages, "lightning").Callback
+    ]
     return _class_named("FlatscopeCallback", LightningHooks, *bases)
 
 
@@ -320,7 +322,9 @@ def lightning_callback_class() -> Any:
 def trainer_callback_class() -> Any:
     """`FlatscopeTrainerCallback`: a TrainerCallback of transformers."""
     return _class_named(
-        "FlatscopeTrainerCallback", TrainerHooks, _first_of(("transformers",), "transformers").TrainerCallback
+        "FlatscopeTrainerCallback",
+        TrainerHooks,
+        _first_installed_class(("transformers",), "transformers").TrainerCallback,
     )
 
 
@@ -329,7 +333,7 @@ def _class_named(name: str, *bases: type) -> type:
     return type(name, bases, {"__doc__": bases[0].__doc__, "__module__": "flatscope.training.callbacks"})
 
 
-def _first_of(names: tuple[str, ...], package: str) -> Any:
+def _first_installed_class(names: tuple[str, ...], package: str) -> Any:
     for name in names:
         if importlib.util.find_spec(name.partition(".")[0]) is not None:
             return importlib.import_module(name)

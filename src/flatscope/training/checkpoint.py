@@ -103,15 +103,15 @@ class TrainConfig:
     def __post_init__(self) -> None:
         """Refuse what cannot be meant, before any time is spent on training."""
         for name in ("lr", "lr_decay"):
-            _number(name, getattr(self, name), above=0)
+            _check_number(name, getattr(self, name), above=0)
         for name in ("momentum", "weight_decay"):
-            _number(name, getattr(self, name), least=0)
+            _check_number(name, getattr(self, name), least=0)
         for name in ("batch_size", "epochs", "evaluate_every"):
-            _number(name, getattr(self, name), least=1, whole=True)
-        _number("seed", self.seed, least=0, whole=True)
+            _check_number(name, getattr(self, name), least=1, whole=True)
+        _check_number("seed", self.seed, least=0, whole=True)
         for name in ("stop_loss", "stop_gradient_norm"):
             if getattr(self, name) is not None:
-                _number(name, getattr(self, name), above=0)
+                _check_number(name, getattr(self, name), above=0)
         for name in ("stop_zero_error", "shuffle"):
             if not isinstance(getattr(self, name), bool):
                 raise InputError("true or false", repr(getattr(self, name)), where=f"TrainConfig, {name}")
@@ -122,7 +122,7 @@ class TrainConfig:
         if self.optimizer == "adam" and self.momentum:
             fix = "Leave it out: Adam has averages of its own"
             raise InputError("no momentum beside adam", repr(self.momentum), "TrainConfig, momentum", fix)
-        object.__setattr__(self, "lr_steps", _steps(self.lr_steps))
+        object.__setattr__(self, "lr_steps", _rate_steps_as_tuples(self.lr_steps))
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values that JSON can hold."""
@@ -184,7 +184,7 @@ def epoch_order(n: int, seed: int, epoch: int, *, shuffle: bool = True) -> Tenso
     return torch.randperm(n, generator=generator, device="cpu")
 
 
-def augmentation(n: int, seed: int, epoch: int) -> tuple[Tensor, Tensor]:
+def augmentation_draws(n: int, seed: int, epoch: int) -> tuple[Tensor, Tensor]:
     """Offsets (n, 2) and flips (n,) of "crop-flip" in an epoch, which only (n, seed, epoch) decide."""
     generator = torch.Generator().manual_seed(stream_seed(seed, epoch, "augmentation"))
     offsets = torch.randint(0, 2 * CROP_PADDING + 1, (n, 2), generator=generator, device="cpu")
@@ -230,12 +230,12 @@ def write_checkpoint(
     data: str,
 ) -> None:
     """Replace the folder's checkpoint by this one; settings and fingerprint of the data are compared on resume."""
-    parts = {MODEL_PREFIX: model.state_dict(), _MOMENTUM: _remembered(model, optimizer), _INITIAL: initial}
+    parts = {MODEL_PREFIX: model.state_dict(), _MOMENTUM: _optimizer_tensors(model, optimizer), _INITIAL: initial}
     saved = {"state": dataclasses.asdict(state), "config": dict(config), "data": data}
     write_whole(folder / STATE_FILE, json_bytes(write_state(folder / WEIGHTS_FILE, STATE_KEY, parts, saved)))
 
 
-def resume(
+def resume_from_checkpoint(
     folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, config: Mapping[str, Any], data: str
 ) -> tuple[TrainingState, dict[str, Tensor]] | None:
     """Bring model and optimizer back to the folder's checkpoint; None if the folder has none.
@@ -256,7 +256,7 @@ def resume(
     if config["epochs"] > before["epochs"]:
         state.stopped_by = None if state.stopped_by == "epochs" else state.stopped_by
         before["epochs"] = config["epochs"]
-    refuse_others(config, before, f"resume from {folder}")
+    refuse_other_settings(config, before, f"resume from {folder}")
     if saved["data"] != data:
         raise InputError("the training data of the checkpoint", "others", f"resume from {folder}", OTHERS)
 
@@ -298,7 +298,7 @@ def read_state(path: Path, key: str) -> tuple[dict[str, dict[str, Tensor]], dict
     return parts, saved
 
 
-def refuse_others(here: Mapping[str, Any], there: Mapping[str, Any], where: str) -> None:
+def refuse_other_settings(here: Mapping[str, Any], there: Mapping[str, Any], where: str) -> None:
     """Refuse settings that differ from those of a checkpoint, and name them."""
     differing = [key for key in sorted({*here, *there}) if here.get(key) != there.get(key)]
     if differing:
@@ -306,7 +306,7 @@ def refuse_others(here: Mapping[str, Any], there: Mapping[str, Any], where: str)
         raise InputError("the settings of the checkpoint", "; ".join(pairs), where, OTHERS)
 
 
-def fingerprint(x: Tensor, y: Tensor) -> str:
+def data_fingerprint(x: Tensor, y: Tensor) -> str:
     """Short digest of the training data: shapes, all targets, and about 256 of the inputs."""
     parts: list[bytes] = []
     for tensor in (x[:: max(1, len(x) // 256)], y):
@@ -315,7 +315,7 @@ def fingerprint(x: Tensor, y: Tensor) -> str:
     return f"{len(x)}-{digest(parts)}"
 
 
-def _remembered(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, object]:
+def _optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, object]:
     """State of the optimizer for each parameter: momentum under its name, of Adam "name.exp_avg" and so on.
 
     Nothing before the first step, or without momentum.
@@ -328,7 +328,7 @@ def _remembered(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str,
     }
 
 
-def _number(
+def _check_number(
     name: str, value: object, *, least: float | None = None, above: float | None = None, whole: bool = False
 ) -> None:
     """Refuse anything but a finite number in range; True and False are not numbers here."""
@@ -341,13 +341,13 @@ def _number(
         raise InputError(kind + limit, repr(value), where=f"TrainConfig, {name}")
 
 
-def _steps(value: Any) -> tuple[tuple[int, float], ...]:
+def _rate_steps_as_tuples(value: Any) -> tuple[tuple[int, float], ...]:
     """`lr_steps` as tuples, whatever sequences JSON or the user gave."""
     try:
         steps = tuple((epoch, factor) for epoch, factor in value)
     except (TypeError, ValueError):
         raise InputError("pairs (epoch, factor)", repr(value), where="TrainConfig, lr_steps") from None
     for epoch, factor in steps:
-        _number("epoch in lr_steps", epoch, least=0, whole=True)
-        _number("factor in lr_steps", factor, above=0)
+        _check_number("epoch in lr_steps", epoch, least=0, whole=True)
+        _check_number("factor in lr_steps", factor, above=0)
     return steps

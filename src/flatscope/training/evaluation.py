@@ -38,7 +38,7 @@ def unpack_pairs(data: Any, test: Pair | None) -> tuple[Pair, Pair | None]:
     return pairs[0], pairs[1]  # type: ignore[return-value]
 
 
-def check_settings(model: nn.Module, y: Tensor, config: TrainConfig) -> None:
+def check_training_settings(model: nn.Module, y: Tensor, config: TrainConfig) -> None:
     """Refuse a stop rule or a batch size that these targets or this network cannot have."""
     if config.stop_zero_error and y.is_floating_point():
         raise InputError("classes as targets", "real numbers", where="train, stop_zero_error")
@@ -129,7 +129,7 @@ def batch_loss(outputs: Tensor, targets: Tensor, loss: str, reduction: str = "me
     return per_sample.mean() if reduction == "mean" else per_sample.sum()
 
 
-def evaluation(
+def history_row(
     model: nn.Module, trained_on: Pair, tested: Pair | None, config: TrainConfig, forward: Forward | None = None
 ) -> dict[str, float]:
     """The measured part of a row of the history; `forward` as in `evaluate`."""

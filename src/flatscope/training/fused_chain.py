@@ -158,7 +158,8 @@ class _ChainReader:
     def _conv(self, op: Operation, result: Tensor) -> None:
         given = op.named("input", "weight", "bias", "stride", "padding", "dilation", "groups")
         stride, padding, dilation = (
-            _pair(given.get(part, plain)) for part, plain in (("stride", 1), ("padding", 0), ("dilation", 1))
+            _pair_of_whole_numbers(given.get(part, plain))
+            for part, plain in (("stride", 1), ("padding", 0), ("dilation", 1))
         )
         rows, columns = given["weight"].shape[2:]
         if given.get("groups", 1) != 1 or dilation != (1, 1) or result.ndim != 4:
@@ -186,12 +187,14 @@ class _ChainReader:
 
     def _pool(self, op: Operation, result: Tensor) -> None:
         given = op.named("input", "kernel_size", "stride", "padding")
-        window = _pair(given["kernel_size"])
+        window = _pair_of_whole_numbers(given["kernel_size"])
         last = self.layers[-1] if self.layers else None
         if not isinstance(last, Convolution) or last.pool or self.value.ndim != 4:
             raise NotFused(f"{op.place} does not follow a convolution")
         whole = tuple(size // part for size, part in zip(self.value.shape[2:], window, strict=True))
-        plain = _pair(given.get("stride") or window) == window and _pair(given.get("padding", 0)) == (0, 0)
+        plain = _pair_of_whole_numbers(given.get("stride") or window) == window and _pair_of_whole_numbers(
+            given.get("padding", 0)
+        ) == (0, 0)
         usual = given.get("dilation", 1) in (1, (1, 1)) and given.get("divisor_override") is None
         if not plain or not usual or tuple(result.shape[2:]) != whole:
             raise NotFused(f"{op.place} has windows that overlap, are padded or cut off")
@@ -203,7 +206,7 @@ class _ChainReader:
         self.layers[-1] = replace(last, pool=pool, window=window, outputs=outputs, relu_first=first)
 
 
-def _pair(value: Any) -> tuple[int, int]:
+def _pair_of_whole_numbers(value: Any) -> tuple[int, int]:
     if isinstance(value, str):
         raise NotFused(f"a convolution with padding={value!r}")
     rows, columns = (value, value) if isinstance(value, int) else (tuple(value) * 2)[:2]

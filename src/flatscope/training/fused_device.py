@@ -81,7 +81,7 @@ class Gpu:
 
     def kernel(self, plan: KernelPlan) -> GpuKernel:
         """The kernel of a plan, compiled once in a process."""
-        return _compiled(plan.source, plan.threads, plan.shared, self._device)
+        return _compiled_kernel(plan.source, plan.threads, plan.shared, self._device)
 
 
 class GpuKernel:
@@ -92,13 +92,13 @@ class GpuKernel:
         major, minor = torch.cuda.get_device_capability(device)
         image, self.log = compile_source(source, f"sm_{major}{minor}")
         self._image = image  # must live as long as the module
-        self._driver = _driver()
+        self._driver = _cuda_driver_library()
         module, function = ctypes.c_void_p(), ctypes.c_void_p()
         with torch.cuda.device(device):
             torch.cuda.current_stream(device).synchronize()  # so that torch's context is there
-            _check(self._driver, self._driver.cuModuleLoadData(ctypes.byref(module), image))
-            _check(self._driver, self._driver.cuModuleGetFunction(ctypes.byref(function), module, b"fused"))
-            _check(self._driver, self._driver.cuFuncSetAttribute(function, MAX_DYNAMIC_SHARED, self._bytes))
+            _check_driver_code(self._driver, self._driver.cuModuleLoadData(ctypes.byref(module), image))
+            _check_driver_code(self._driver, self._driver.cuModuleGetFunction(ctypes.byref(function), module, b"fused"))
+            _check_driver_code(self._driver, self._driver.cuFuncSetAttribute(function, MAX_DYNAMIC_SHARED, self._bytes))
         self.module, self._function = module, function
 
     def start(self, job: Job, blocks: int) -> None:
@@ -109,11 +109,11 @@ class GpuKernel:
             code = self._driver.cuLaunchKernel(
                 self._function, blocks, 1, 1, self._threads, 1, 1, self._bytes, stream, arguments, None
             )
-        _check(self._driver, code)
+        _check_driver_code(self._driver, code)
 
 
 @functools.lru_cache(maxsize=32)
-def _compiled(source: str, threads: int, shared: int, device: torch.device) -> GpuKernel:
+def _compiled_kernel(source: str, threads: int, shared: int, device: torch.device) -> GpuKernel:
     return GpuKernel(source, threads, shared, device)
 
 
@@ -123,7 +123,7 @@ def compile_source(source: str, architecture: str) -> tuple[bytes, str]:
     Raises:
         NotCompiled: there is no NVRTC, or it refuses.
     """
-    nvrtc = _nvrtc()
+    nvrtc = _nvrtc_library()
     program, size = ctypes.c_void_p(), ctypes.c_size_t()
     options = [f"--gpu-architecture={architecture}".encode(), b"--std=c++17", b"--ptxas-options=-v"]
     if nvrtc.nvrtcCreateProgram(ctypes.byref(program), source.encode(), b"fused.cu", 0, None, None):
@@ -145,7 +145,7 @@ def compile_source(source: str, architecture: str) -> tuple[bytes, str]:
 
 
 @functools.cache
-def _nvrtc() -> Any:
+def _nvrtc_library() -> Any:
     """The library, as torch itself finds it: by name, or in the packages that were installed with it."""
     major = (torch.version.cuda or "0").partition(".")[0]
     names = [f"libnvrtc.so.{major}", "libnvrtc.so"] if sys.platform != "win32" else [f"nvrtc64_{major}0_0.dll"]
@@ -160,14 +160,14 @@ def _nvrtc() -> Any:
 
 
 @functools.cache
-def _driver() -> Any:
+def _cuda_driver_library() -> Any:
     try:
         return ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
     except OSError:
         raise NotCompiled("the CUDA driver cannot be loaded") from None
 
 
-def _check(driver: Any, code: int) -> None:
+def _check_driver_code(driver: Any, code: int) -> None:
     if code:
         text = ctypes.c_char_p()
         driver.cuGetErrorString(code, ctypes.byref(text))

@@ -98,7 +98,7 @@ class _Layout:
         back_block, back_split, cost = self._blocks(c_in, c_out, ky * kx, back, across)
         self.cost += cost if number else 0.0
         c_out_pad, c_in_pad = -(-c_out // block) * block, -(-c_in // back_block) * back_block
-        size = _fours((taps + (layer.bias is not None)) * c_out_pad)
+        size = _rounded_up_to_four((taps + (layer.bias is not None)) * c_out_pad)
         pitch, plane, by_row = self._spacing(layer)
         reach = sum(
             (size - 1) * step for size, step in zip(pool, (layer.stride[0] * pitch, layer.stride[1]), strict=True)
@@ -141,7 +141,7 @@ class _Layout:
         return best[1], best[2], best[0]
 
     def _dense(self, number: int, layer: Dense) -> dict[str, int]:
-        row, warps = _fours(layer.inputs + (layer.bias is not None)), self.threads // self.lanes
+        row, warps = _rounded_up_to_four(layer.inputs + (layer.bias is not None)), self.threads // self.lanes
         block = next(b for b in (1, 2, 4, 8) if b == 8 or b * warps >= layer.outputs)
         shares = max(1, min(self.threads // (row // 4), layer.outputs, 16))
         if number:
@@ -163,15 +163,15 @@ class _Layout:
         if isinstance(following, Convolution):
             pitch, plane = self.layers[number]["PITCH"], self.layers[number]["PLANE"]
         row = self.layers[number]["ROW"] if isinstance(following, Dense) else 0
-        sample = _fours(max(channels * plane, row))
+        sample = _rounded_up_to_four(max(channels * plane, row))
         values = {"CHANNELS": channels, "HEIGHT": height, "WIDTH": width, "PITCH": pitch, "PLANE": plane}
         values |= {"PAD_Y": pad[0], "PAD_X": pad[1], "SAMPLE": sample, "START": self._take(self.group * sample)}
         values["RECTIFIED"] = int(before is not None and before.relu)
-        cells = 1 if isinstance(before, Dense) else _fours(height * width)
+        cells = 1 if isinstance(before, Dense) else _rounded_up_to_four(height * width)
         flat = isinstance(before, Dense)
-        values["SLOPE_CHANNEL"] = _fours(self.group) if flat else cells
+        values["SLOPE_CHANNEL"] = _rounded_up_to_four(self.group) if flat else cells
         values["SLOPE_SAMPLE"] = 1 if flat else channels * cells
-        slopes = channels * _fours(self.group) if flat else self.group * channels * cells
+        slopes = channels * _rounded_up_to_four(self.group) if flat else self.group * channels * cells
         values["SLOPE"] = self._take(slopes) if number else 0
         pooled = isinstance(before, Convolution) and bool(before.pool)
         values["MARKS_SAMPLE"] = channels * cells
@@ -204,7 +204,7 @@ class _Layout:
             if plane > max(ROOM * tall * wide, tall * wide + 2):
                 continue
             offsets = [a * (plane if by_row else pitch) + b for a in range(c_in if by_row else ky) for b in range(kx)]
-            turns = sum(_conflicts(offsets[i : i + BANKS]) for i in range(0, len(offsets), BANKS))
+            turns = sum(_shared_memory_bank_conflicts(offsets[i : i + BANKS]) for i in range(0, len(offsets), BANKS))
             cost = self.group * math.prod(out) * c_out * turns * (ky if by_row else c_in)
             paired = pitch % 2 == plane % 2 == columns % 2 == 0
             best = min(best, (cost + forward * (1 if paired else 2) + plane / 1e3, pitch, plane, by_row))
@@ -213,12 +213,12 @@ class _Layout:
 
     def _take(self, floats: int) -> int:
         place = self.size
-        self.size += _fours(floats)
+        self.size += _rounded_up_to_four(floats)
         return place
 
     def _pack(self, floats: int) -> int:
         place = self.packed
-        self.packed += _fours(floats)
+        self.packed += _rounded_up_to_four(floats)
         return place
 
     # What comes out ---------------------------------------------------------------------------------------------------
@@ -320,11 +320,11 @@ class _Layout:
         return layer.outputs[0], layer.inputs[0], *layer.kernel
 
 
-def _fours(floats: int) -> int:
+def _rounded_up_to_four(floats: int) -> int:
     return -(-floats // 4) * 4
 
 
-def _conflicts(offsets: list[int]) -> int:
+def _shared_memory_bank_conflicts(offsets: list[int]) -> int:
     """Number of requests to the fullest memory bank at once."""
     banks = [offset % BANKS for offset in offsets]
     return max(banks.count(bank) for bank in set(banks))

@@ -74,11 +74,13 @@ class Fusing:
         """
         if isinstance(self._machine, NotFused):
             raise self._machine
-        _check_trial(trial, part)
+        _check_trial_can_be_fused(trial, part)
         if key not in self._known:
             try:
                 self._known[key] = network = FusedNetwork(model, part.images, self._machine, self._batch)
-                _probe(network, model, trial, part.images[:PROBED_SAMPLES].to(self._device, torch.float32))
+                _compare_kernel_with_stack(
+                    network, model, trial, part.images[:PROBED_SAMPLES].to(self._device, torch.float32)
+                )
             except NotFused as problem:
                 self._known[key] = problem
                 if isinstance(problem, NotCompiled):
@@ -91,7 +93,7 @@ class Fusing:
         return found
 
 
-def _probe(network: FusedNetwork, model: nn.Module, trial: Trial, images: Tensor) -> None:
+def _compare_kernel_with_stack(network: FusedNetwork, model: nn.Module, trial: Trial, images: Tensor) -> None:
     """Take a few steps with the kernel and with the stack; where they differ, the kernel is not to be trusted here."""
     config = TrainConfig(lr=0.01, momentum=0.9, weight_decay=0.01, batch_size=network.plan.group + 1, epochs=1)
     before = {name: value.detach()[None] for name, value in model.named_parameters()}
@@ -108,7 +110,7 @@ def _probe(network: FusedNetwork, model: nn.Module, trial: Trial, images: Tensor
             raise NotCompiled(f"the kernel's first steps are not those of the stack ({name})")
 
 
-def _check_trial(trial: Trial, part: TrialData) -> None:
+def _check_trial_can_be_fused(trial: Trial, part: TrialData) -> None:
     """Refuse settings that only the stack has."""
     if trial.config.loss != "cross_entropy" or part.targets.is_floating_point() or part.targets.ndim != 1:
         raise NotFused("the loss is not the cross-entropy of classes")

@@ -24,12 +24,12 @@ STEADY_PACKAGES = ("torch", "flatscope")
 COMPILE_AFTER, COMPILE_FOR = 1_000_000, 4_000_000
 
 
-def products_in(precision: str) -> AbstractContextManager[None]:
+def product_precision(precision: str) -> AbstractContextManager[None]:
     """Products on a GPU in full precision for "float32", with TF32 otherwise; whatever the caller has set."""
     return float32_products(coarse=precision != "float32")
 
 
-def activations_in(precision: str, device: torch.device) -> torch.autocast:
+def activation_precision(precision: str, device: torch.device) -> torch.autocast:
     """Inside the block a forward pass has activations of bfloat16 for "bf16"; weights are cast where they are used."""
     return torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16", cache_enabled=False)
 
@@ -39,7 +39,7 @@ def wants_channels_last(precision: str, images: Tensor) -> bool:
     return precision != "float32" and images.is_cuda and images.dim() == 4
 
 
-def is_steady(model: nn.Module, inputs: Tensor) -> bool:
+def step_is_the_same_every_time(model: nn.Module, inputs: Tensor) -> bool:
     """True if every step of a training is the same to Python, so that a graph can stand for it."""
     for part in model.modules():
         if type(part).__module__.partition(".")[0] not in STEADY_PACKAGES:
@@ -71,7 +71,9 @@ def is_worth_compiling(model: nn.Module, precision: str, samples: int, epoch: in
     return epoch * samples >= COMPILE_AFTER and (epochs - epoch) * samples >= COMPILE_FOR
 
 
-def captured(step: Callable[[], None], touched: Sequence[Tensor], device: torch.device) -> Callable[[], None]:
+def captured_cuda_graph(
+    step: Callable[[], None], touched: Sequence[Tensor], device: torch.device
+) -> Callable[[], None]:
     """A step that waits for nothing as one CUDA graph; trying it out first leaves no trace in what it touches."""
     kept, randomness = [tensor.detach().clone() for tensor in touched], torch.cuda.get_rng_state(device)
     with torch.cuda.device(device):

@@ -21,7 +21,7 @@ from flatscope.training.checkpoint import (
     CheckpointPace,
     TrainingState,
     read_state,
-    refuse_others,
+    refuse_other_settings,
     write_state,
 )
 from flatscope.training.evaluation import Pair
@@ -29,7 +29,7 @@ from flatscope.training.fused_stack import FusedNetwork, FusedStack
 from flatscope.training.loop import TrainResult, is_evaluated, next_state, train
 from flatscope.training.stack import Stack
 from flatscope.training.stacked_measures import StackedLayers, checked_names, measure_alone, measure_stack
-from flatscope.training.trials import Group, StackSamples, fill, tensors_of
+from flatscope.training.trials import Group, StackSamples, copy_state_into, detached_tensors
 
 AfterEpoch = Callable[[int, "PopulationView"], None]
 
@@ -62,14 +62,14 @@ class PopulationView:
     def state(self, trial: int) -> dict[str, Tensor]:
         """Copies of weights and buffers of one trial of the group, on the CPU."""
         if trial not in self.active:
-            return self._group.state(self._row(trial))
+            return self._group.state(self._row_of_trial(trial))
         place = self.active.index(trial)
         return {name: value[place].detach().to("cpu", copy=True) for name, value in self._weights.items()}
 
     def model(self, trial: int) -> nn.Module:
         """One trial as an ordinary module in eval mode, on the CPU."""
         model = copy.deepcopy(self._group.template)
-        fill(model, self.state(trial))
+        copy_state_into(model, self.state(trial))
         return model.eval()
 
     def measure(
@@ -117,7 +117,7 @@ class PopulationView:
         """
         group, wanted = self._group, checked_names(names)
         chosen = self.active if trials is None else list(trials)
-        rows = [self._row(trial) for trial in chosen]
+        rows = [self._row_of_trial(trial) for trial in chosen]
         if any(trial not in self.active for trial in chosen):
             raise InputError(f"trials that took part in this epoch ({self.active})", repr(chosen), where="view.measure")
         if weights is None:
@@ -126,7 +126,7 @@ class PopulationView:
         config, data = group.trials[0].config, [group.data[row].head(samples) for row in rows]
         if group.network is None:
             model = copy.deepcopy(group.template)
-            fill(model, {name: value[0] for name, value in weights.items()})
+            copy_state_into(model, {name: value[0] for name, value in weights.items()})
             found = measure_alone(model, data[0].pair(), config.loss, wanted, layers)
         else:
             if group.layers is None:
@@ -152,18 +152,18 @@ class PopulationView:
 
     def row(self, trial: int) -> dict[str, float]:
         """Last row of the history; empty before the first (and, for a trial trained by itself, until its end)."""
-        rows = self._group.records[self._row(trial)].rows
+        rows = self._group.records[self._row_of_trial(trial)].rows
         return dict(rows[-1]) if rows else {}
 
     def rows(self, trial: int) -> list[dict[str, float]]:
         """The history so far, epoch after epoch; empty where `row` is."""
-        return [dict(row) for row in self._group.records[self._row(trial)].rows]
+        return [dict(row) for row in self._group.records[self._row_of_trial(trial)].rows]
 
     def stopped_by(self, trial: int) -> str | None:
         """The rule that ended the trial; None while it goes on."""
-        return self._group.records[self._row(trial)].stopped_by
+        return self._group.records[self._row_of_trial(trial)].stopped_by
 
-    def _row(self, trial: int) -> int:
+    def _row_of_trial(self, trial: int) -> int:
         if trial not in self._rows:
             raise InputError(f"a trial of this group ({self.trials})", repr(trial), where="after_epoch")
         return self._rows[trial]
@@ -191,14 +191,14 @@ def train_stacked(
     if not active:
         return
     stack = _stack_of(group, active, velocity)
-    kept, writing = _copies(stack), CheckpointPace(*pace)
+    kept, writing = _copies_of_weights(stack), CheckpointPace(*pace)
     begun = time.perf_counter() - group.seconds
     try:
         while active:
             finite = stack.train_epoch(group.epoch, advance)
             batch_losses = _batch_losses(stack)
             records, taken = list(group.records), active
-            for row, record in zip(active, _after_epoch(group, stack, active, finite, test, begun), strict=True):
+            for row, record in zip(active, _states_after_epoch(group, stack, active, finite, test, begun), strict=True):
                 records[row] = record
             weights = stack.weights
             going_on = [place for place, row in enumerate(active) if not records[row].stopped_by]
@@ -211,7 +211,7 @@ def train_stacked(
                 group.epoch + 1,
                 time.perf_counter() - begun,
                 [taken[place] for place in going_on],
-                _copies(stack),
+                _copies_of_weights(stack),
             )
             for row in taken:
                 if records[row].stopped_by is not None:
@@ -254,7 +254,7 @@ def train_alone(
     """Train the one trial of a group by the plain loop, with the same records as a stack gives."""
     [trial], [data], [record] = group.trials, group.data, group.records
     model = copy.deepcopy(group.template)
-    fill(model, group.state(0))
+    copy_state_into(model, group.state(0))
     model.to(data.images.device)
     seen = 0
 
@@ -263,11 +263,11 @@ def train_alone(
         advance(epoch - seen, note=f"trial {trial.name}, epoch {epoch}")
         seen = group.epoch = record.epochs = epoch
         if after_epoch is not None:
-            weights = {name: value[None] for name, value in tensors_of(network).items()}
+            weights = {name: value[None] for name, value in detached_tensors(network).items()}
             after_epoch(epoch, PopulationView(group, [0], weights))
 
     def keep(result: TrainResult, stopped_by: str | None) -> None:
-        group.weights = {name: value[None].to("cpu", copy=True) for name, value in tensors_of(model).items()}
+        group.weights = {name: value[None].to("cpu", copy=True) for name, value in detached_tensors(model).items()}
         rows = [{str(key): float(value) for key, value in row.items()} for row in result.history.to_dict("records")]
         group.epoch, group.seconds = result.epochs, rows[-1]["seconds"] if rows else 0.0
         group.records = [TrainingState(result.epochs, rows, group.seconds, stopped_by)]
@@ -298,7 +298,7 @@ def _batch_losses(stack: Stack) -> list[float]:
     return [total / -(-n // trial.config.batch_size) for total, trial in zip(sums, stack.trials, strict=True)]
 
 
-def _after_epoch(
+def _states_after_epoch(
     group: Group, stack: Stack, active: Sequence[int], finite: Sequence[bool], test: Pair | None, begun: float
 ) -> list[TrainingState]:
     """New states of the trials of the stack: evaluated where it is time, ended where a rule holds."""
@@ -333,7 +333,7 @@ def write_group(folder: Path, group: Group, stack: Stack) -> None:
         "seconds": group.seconds,
         "live": group.active,
     }
-    write_state(_path(folder, group), STATE_KEY, parts, saved)
+    write_state(_checkpoint_path(folder, group), STATE_KEY, parts, saved)
 
 
 def resume_group(folder: Path, group: Group) -> dict[str, Tensor] | None:
@@ -343,7 +343,7 @@ def resume_group(folder: Path, group: Group) -> dict[str, Tensor] | None:
         WeightsError: the file is damaged or not a checkpoint of a population.
         InputError: trials or data differ from those of the checkpoint.
     """
-    path = _path(folder, group)
+    path = _checkpoint_path(folder, group)
     if not path.exists():
         return None
     parts, saved = read_state(path, STATE_KEY)
@@ -353,7 +353,7 @@ def resume_group(folder: Path, group: Group) -> dict[str, Tensor] | None:
             "the trials of the checkpoint", f"{len(saved['trials'])} there, {len(here)} here", where, OTHERS
         )
     for mine, theirs in zip(here, saved["trials"], strict=True):
-        refuse_others(mine, EARLIER | theirs, f"{where}, trial {mine['name']}")
+        refuse_other_settings(mine, EARLIER | theirs, f"{where}, trial {mine['name']}")
     if saved["data"] != group.digest:
         raise InputError("the training data of the checkpoint", "others", where, OTHERS)
     shapes = {name: value.shape for name, value in group.weights.items()}
@@ -365,9 +365,9 @@ def resume_group(folder: Path, group: Group) -> dict[str, Tensor] | None:
     return {name: value[places] for name, value in parts[_VELOCITY].items()}
 
 
-def _path(folder: Path, group: Group) -> Path:
+def _checkpoint_path(folder: Path, group: Group) -> Path:
     return folder / f"group-{group.number:03d}.safetensors"
 
 
-def _copies(stack: Stack) -> dict[str, Tensor]:
+def _copies_of_weights(stack: Stack) -> dict[str, Tensor]:
     return {name: value.clone() for name, value in stack.weights.items()}

@@ -62,16 +62,16 @@ def initialize(
         >>> bool(layer.weight.abs().max() <= 0.5), layer.bias.tolist()
         (True, [0.0, 0.0])
     """
-    draw = _draw(scheme, bound=bound, variance=variance)
+    draw = _weight_filler(scheme, bound=bound, variance=variance)
     _check_positive(bound=bound, variance=variance, scale=scale)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, module in model.named_modules():
             if isinstance(module, LAYERS):
-                _fill(module.weight, draw, generator, scale)
+                _fill_parameter(module.weight, draw, generator, scale)
                 if module.bias is not None and scheme == "torch":
                     reach = 1 / math.sqrt(nn.init._calculate_fan_in_and_fan_out(module.weight)[0])
-                    _fill(module.bias, _uniform(reach), generator, scale)
+                    _fill_parameter(module.bias, _uniform_filler(reach), generator, scale)
                 elif module.bias is not None:
                     module.bias.zero_()
             elif isinstance(module, nn.modules.batchnorm._NormBase | nn.LayerNorm | nn.GroupNorm):
@@ -111,19 +111,19 @@ def set_skeleton(model: nn.Module, value: float = 1.0) -> nn.Module:
             pixels = weight.shape[1] // channels if channels and isinstance(module, nn.Linear) else 1
             if pixels > 1 and weight.shape[1] == channels * pixels:
                 units = torch.arange(max(weight.shape[0], channels))
-                rows, columns = units % weight.shape[0], (units % channels) * pixels + _centre(pixels)
+                rows, columns = units % weight.shape[0], (units % channels) * pixels + _central_pixel(pixels)
             taps: tuple[Tensor | int, ...] = (rows, columns, *kernel)
             weight[taps] = value
             channels = 0 if isinstance(module, nn.Linear) else module.out_channels
     return model
 
 
-def _draw(scheme: str, *, bound: float, variance: float) -> Draw:
+def _weight_filler(scheme: str, *, bound: float, variance: float) -> Draw:
     """The function that fills a weight under this scheme."""
     table: dict[str, Draw] = {
         "xavier_normal": lambda weight, g: nn.init.xavier_normal_(weight, generator=g),
         "kaiming_uniform": lambda weight, g: nn.init.kaiming_uniform_(weight, nonlinearity="relu", generator=g),
-        "uniform": _uniform(bound),
+        "uniform": _uniform_filler(bound),
         "normal": lambda weight, g: weight.normal_(0.0, math.sqrt(variance), generator=g),
         "torch": lambda weight, g: nn.init.kaiming_uniform_(weight, a=math.sqrt(5), generator=g),
     }
@@ -131,18 +131,18 @@ def _draw(scheme: str, *, bound: float, variance: float) -> Draw:
     return table[scheme]
 
 
-def _uniform(reach: float) -> Draw:
+def _uniform_filler(reach: float) -> Draw:
     return lambda weight, g: weight.uniform_(-reach, reach, generator=g)
 
 
-def _fill(parameter: Tensor, draw: Draw, generator: torch.Generator, scale: float) -> None:
+def _fill_parameter(parameter: Tensor, draw: Draw, generator: torch.Generator, scale: float) -> None:
     """Draw on the CPU, then copy: the same numbers on every device."""
     values = torch.empty(parameter.shape, dtype=parameter.dtype, device="cpu")
     draw(values, generator)
     parameter.copy_(values if scale == 1.0 else values * scale)
 
 
-def _centre(pixels: int) -> int:
+def _central_pixel(pixels: int) -> int:
     """Index of the central pixel of a flattened square map (of the middle one where it is not square)."""
     side = math.isqrt(pixels)
     return (side // 2) * side + side // 2 if side * side == pixels else pixels // 2

@@ -16,37 +16,37 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from flatscope.errors import InputError, Interrupted
-from flatscope.isolation import derivatives, private_randomness
+from flatscope.isolation import derivatives_on, private_randomness
 from flatscope.progress import Advance, progress
 from flatscope.training.checkpoint import (
     CROP_PADDING,
     CheckpointPace,
     TrainConfig,
     TrainingState,
-    augmentation,
+    augmentation_draws,
+    data_fingerprint,
     epoch_order,
-    fingerprint,
     learning_rate,
     prepare_folder,
-    resume,
+    resume_from_checkpoint,
     stream_seed,
     write_checkpoint,
 )
 from flatscope.training.evaluation import (
     Pair,
     batch_loss,
-    check_settings,
+    check_training_settings,
     checked_pair,
     evaluate,
-    evaluation,
+    history_row,
     unpack_pairs,
 )
 from flatscope.training.gpu_steps import (
-    activations_in,
-    captured,
-    is_steady,
+    activation_precision,
+    captured_cuda_graph,
     is_worth_compiling,
-    products_in,
+    product_precision,
+    step_is_the_same_every_time,
     wants_channels_last,
 )
 
@@ -89,7 +89,7 @@ class TrainResult:
         return self.stopped_by == "diverged"
 
 
-@derivatives()
+@derivatives_on()
 def train(
     model: nn.Module,
     data: Any,
@@ -139,7 +139,7 @@ def train(
     device = next(iter(trained.values())).device
     x, y = checked_pair(model, pair, config, device, "training data")
     tested = checked_pair(model, held_out, config, device, "test data") if held_out is not None else None
-    check_settings(model, y, config)
+    check_training_settings(model, y, config)
 
     optimizer = _optimizer(list(trained.values()), config)
     state, initial = TrainingState(), {name: p.detach().clone() for name, p in trained.items()}
@@ -147,8 +147,8 @@ def train(
     digest, writing = "", CheckpointPace(checkpoint_every, checkpoint_seconds)
     if folder is not None:
         prepare_folder(folder)
-        digest = fingerprint(x, y)
-        state, initial = resume(folder, model, optimizer, config.to_dict(), digest) or (state, initial)
+        digest = data_fingerprint(x, y)
+        state, initial = resume_from_checkpoint(folder, model, optimizer, config.to_dict(), digest) or (state, initial)
     resumed_from = state.epochs
 
     def result(stopped_by: str) -> TrainResult:
@@ -158,11 +158,11 @@ def train(
     if wants_channels_last(config.precision, x):
         x, tested = _channels_last(x), tested and (_channels_last(tested[0]), tested[1])
     steps = _Steps(model, x, y, optimizer, config)
-    kept = _snapshot(model)
+    kept = _model_snapshot(model)
     begun = time.perf_counter() - state.seconds
     bar = progress("training", total=config.epochs, shown=show_progress)
     try:
-        with bar as advance, products_in(config.precision):
+        with bar as advance, product_precision(config.precision):
             advance(state.epochs)
             while state.stopped_by is None:
                 finite = steps.train_epoch(state.epochs, advance)
@@ -170,16 +170,16 @@ def train(
                 measured = None
                 if finite and is_evaluated(config, state.epochs + 1):
                     measured = steps.evaluated(tested)
-                    measured["distance"] = _distance(trained, initial)
+                    measured["distance"] = _distance_of_weights(trained, initial)
                 after = next_state(state, config, finite, measured, time.perf_counter() - begun)
                 if folder is not None and writing.is_due(after.epochs, over=after.stopped_by is not None):
                     write_checkpoint(folder, model, optimizer, initial, after, config.to_dict(), digest)
-                kept, state = _snapshot(model), after
+                kept, state = _model_snapshot(model), after
                 if after_epoch is not None:
                     after_epoch(after.epochs, model)
     except KeyboardInterrupt:
         model.load_state_dict(kept)
-        raise Interrupted(_advice(state.epochs, config, folder), result("interrupted")) from None
+        raise Interrupted(_advice_after_interrupt(state.epochs, config, folder), result("interrupted")) from None
     finally:
         model.eval()
         model.zero_grad(set_to_none=True)
@@ -234,7 +234,9 @@ class _Steps:
         self.channels_last = wants_channels_last(config.precision, x)
         if self.channels_last:
             model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self._graphs = x.is_cuda and config.optimizer == "sgd" and is_steady(model, x[: config.batch_size])
+        self._graphs = (
+            x.is_cuda and config.optimizer == "sgd" and step_is_the_same_every_time(model, x[: config.batch_size])
+        )
         self._replay: Callable[[], None] | None = None
         self.forward: Callable[[Tensor], Tensor] = model  # the model, or the same compiled, on full batches
         self._may_compile = self._graphs
@@ -258,7 +260,7 @@ class _Steps:
         elif group["lr"] != rate:
             group["lr"], self._replay = rate, None
         self._order.copy_(epoch_order(n, config.seed, epoch, shuffle=config.shuffle))
-        for kept, drawn in zip((self._offsets, self._flips), augmentation(n, config.seed, epoch), strict=True):
+        for kept, drawn in zip((self._offsets, self._flips), augmentation_draws(n, config.seed, epoch), strict=True):
             kept.copy_(drawn)
         self._total.zero_()
         self._position.zero_()
@@ -279,8 +281,8 @@ class _Steps:
 
     def evaluated(self, tested: Pair | None) -> dict[str, float]:
         """Losses and errors of the model on the training samples, and on others."""
-        with activations_in(self._config.precision, self._x.device):
-            return evaluation(self._model, (self._x, self._y), tested, self._config, self.forward)
+        with activation_precision(self._config.precision, self._x.device):
+            return history_row(self._model, (self._x, self._y), tested, self._config, self.forward)
 
     def _step(self, size: int) -> None:
         """The next batch; nothing in it waits for the GPU."""
@@ -292,7 +294,7 @@ class _Steps:
         if self.channels_last:
             inputs = inputs.contiguous(memory_format=torch.channels_last)
         self._optimizer.zero_grad(set_to_none=True)
-        with activations_in(config.precision, inputs.device):
+        with activation_precision(config.precision, inputs.device):
             forward = self.forward if size == config.batch_size else self._model
             loss = batch_loss(forward(inputs), targets, config.loss)
         torch.autograd.backward(loss)
@@ -309,7 +311,7 @@ class _Steps:
             touched = [*self._model.parameters(), *self._model.buffers(), self._total, self._position]
             touched += [state["momentum_buffer"] for state in self._optimizer.state.values() if state]
             try:
-                self._replay = captured(lambda: self._step(self._config.batch_size), touched, self._x.device)
+                self._replay = captured_cuda_graph(lambda: self._step(self._config.batch_size), touched, self._x.device)
             except torch._dynamo.exc.TorchDynamoException:  # no compiler here, or a network that it cannot read
                 if self.forward is self._model:
                     raise
@@ -351,16 +353,16 @@ def stop_rule(config: TrainConfig, row: Mapping[str, float]) -> str | None:
     return None
 
 
-def _distance(now: Mapping[str, Tensor], then: Mapping[str, Tensor]) -> float:
+def _distance_of_weights(now: Mapping[str, Tensor], then: Mapping[str, Tensor]) -> float:
     return float(torch.stack([(now[name].detach() - then[name]).double().norm() for name in now]).norm())
 
 
-def _snapshot(model: nn.Module) -> dict[str, Any]:
+def _model_snapshot(model: nn.Module) -> dict[str, Any]:
     state = model.state_dict()
     return {name: value.clone() if isinstance(value, Tensor) else value for name, value in state.items()}
 
 
-def _advice(epoch: int, config: TrainConfig, folder: Path | None) -> str:
+def _advice_after_interrupt(epoch: int, config: TrainConfig, folder: Path | None) -> str:
     """Advice after Ctrl-C."""
     text = f"training stopped after epoch {epoch} of {config.epochs}"
     if folder is None:

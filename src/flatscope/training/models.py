@@ -146,7 +146,7 @@ def available() -> dict[str, str]:
 
 def model_options(name: str) -> list[str]:
     """Options that `build` takes for this network; `input_shape` is among them for all but "mlp"."""
-    return list(inspect.signature(_builder(name)).parameters)
+    return list(inspect.signature(_model_builder(name)).parameters)
 
 
 def build(name: str, *, seed: int = 0, **options: object) -> nn.Module:
@@ -166,7 +166,7 @@ def build(name: str, *, seed: int = 0, **options: object) -> nn.Module:
         >>> sum(p.numel() for p in build("all_conv", channels=16).parameters())
         9370
     """
-    builder = _builder(name)
+    builder = _model_builder(name)
     signature = inspect.signature(builder)
     for option in options:
         refuse_unknown(option, signature.parameters, f"option of model {name}")
@@ -179,6 +179,6 @@ def build(name: str, *, seed: int = 0, **options: object) -> nn.Module:
         return builder(**options)
 
 
-def _builder(name: str) -> Callable[..., nn.Module]:
+def _model_builder(name: str) -> Callable[..., nn.Module]:
     refuse_unknown(name, _BUILDERS, "model")
     return _BUILDERS[name]

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from flatscope.errors import InputError, Interrupted, first_line
 from flatscope.formatting import some_of
 from flatscope.input_checks import usable_device, usable_dtype
-from flatscope.isolation import derivatives
+from flatscope.isolation import derivatives_on
 from flatscope.progress import progress
 from flatscope.training.checkpoint import CheckpointPace, TrainingState, prepare_folder
-from flatscope.training.evaluation import Pair, check_settings, checked_pair, checked_targets, unpack_pairs
+from flatscope.training.evaluation import Pair, check_training_settings, checked_pair, checked_targets, unpack_pairs
 from flatscope.training.fused_chain import NotFused
 from flatscope.training.fused_stack import Fusing
 from flatscope.training.group_training import AfterEpoch, PopulationView, train_alone, train_stacked
@@ -31,10 +31,10 @@ from flatscope.training.trials import (
     Trial,
     TrialData,
     build_model,
+    copy_state_into,
     count_classes,
-    fill,
+    detached_tensors,
     read_trials,
-    tensors_of,
     trial_data,
 )
 
@@ -46,7 +46,7 @@ PROBED_SAMPLES = 4
 LARGE_PRODUCTS = 2e6
 
 
-@derivatives()
+@derivatives_on()
 def train_population(
     build: Build,
     trials: Sequence[Mapping[str, Any]],
@@ -126,10 +126,10 @@ def train_population(
     place = pair[0].device if device is None else usable_device(device)
     n_classes = count_classes(data, pair[1])
     home = _Home(place)
-    parts = [_trial_part(trial, pair, pairs, n_classes) for trial in read]
+    parts = [_samples_of_trial(trial, pair, pairs, n_classes) for trial in read]
     models = [build_model(build, trial, part.images, n_classes) for trial, part in zip(read, parts, strict=True)]
-    groups, reasons = _grouped(build, read, parts, models, stacked, dtype, home)
-    tested = [_check(group, held_out, place) for group in groups]
+    groups, reasons = _groups_of_trials(build, read, parts, models, stacked, dtype, home)
+    tested = [_check_group_data(group, held_out, place) for group in groups]
     folder = None if checkpoint is None else Path(checkpoint)
     if folder is not None:
         prepare_folder(folder)
@@ -143,7 +143,7 @@ def train_population(
                 run = train_alone if group.network is None else train_stacked
                 run(group, own_test, folder, (checkpoint_every, checkpoint_seconds), after_epoch, advance)
     except KeyboardInterrupt:
-        raise Interrupted(_advice(population, folder), population) from None
+        raise Interrupted(_advice_after_interrupt(population, folder), population) from None
     return population
 
 
@@ -162,7 +162,7 @@ class _Home:
         return self._known[key][1]
 
 
-def _trial_part(trial: Trial, pair: Pair, pairs: Pairs | None, n_classes: int) -> TrialData:
+def _samples_of_trial(trial: Trial, pair: Pair, pairs: Pairs | None, n_classes: int) -> TrialData:
     if pairs is None:
         return trial_data(trial, *pair, n_classes)
     own = pairs(trial.given)
@@ -171,7 +171,7 @@ def _trial_part(trial: Trial, pair: Pair, pairs: Pairs | None, n_classes: int) -
     return trial_data(trial, own[0], own[1], n_classes)
 
 
-def _grouped(
+def _groups_of_trials(
     build: Build,
     trials: Sequence[Trial],
     parts: Sequence[TrialData],
@@ -199,10 +199,10 @@ def _grouped(
             _refuse_alone(trial, "stacked=False", False)
         else:
             try:
-                network = _network(build, model, part.images, known)
+                network = _stacked_network(build, model, part.images, known)
                 network, key, way = _fused_or_stacked(fusing, network, model, trial, part, stacked)
                 if key not in networks:
-                    _probe(network, model, part.images)
+                    _compare_stack_with_single_networks(network, model, part.images)
                     ways[key] = way
             except NotStackable as problem:
                 network, key = None, (i,)
@@ -212,7 +212,7 @@ def _grouped(
         networks.setdefault(key, network)
     groups = []
     for number, (key, members) in enumerate(gathered.items()):
-        states = [tensors_of(models[i]) for i in members]
+        states = [detached_tensors(models[i]) for i in members]
         weights = {name: torch.stack([state[name] for state in states]) for name in states[0]}
         first, network = models[members[0]], networks[key]
         trained = [name for name, p in first.named_parameters() if p.requires_grad]
@@ -220,7 +220,7 @@ def _grouped(
             Group(
                 number=number,
                 trials=[trials[i] for i in members],
-                data=[_at_home(parts[i], home, next(first.parameters()).dtype) for i in members],
+                data=[_samples_on_device(parts[i], home, next(first.parameters()).dtype) for i in members],
                 template=first,
                 network=network,
                 weights=weights,
@@ -242,7 +242,7 @@ def _fused_or_stacked(
     fusing: Fusing, network: StackedNetwork, model: nn.Module, trial: Trial, part: TrialData, stacked: bool | str
 ) -> tuple[StackedNetwork, tuple[object, ...], str]:
     """The network, the key of trials that share it, and how they are trained: by the fused kernel where it may be."""
-    key = _key(network, model, trial, part)
+    key = _group_key(network, model, trial, part)
     try:
         if stacked == "auto" and _fills_the_device(network, trial):
             raise NotFused("it has large dense layers alone, whose products a stack takes together")
@@ -253,7 +253,9 @@ def _fused_or_stacked(
         return network, (*key, trial.config.batch_size), f"stack: {problem}"
 
 
-def _network(build: Build, model: nn.Module, images: Tensor, known: dict[str, StackedNetwork]) -> StackedNetwork:
+def _stacked_network(
+    build: Build, model: nn.Module, images: Tensor, known: dict[str, StackedNetwork]
+) -> StackedNetwork:
     """The structure of a network; a built-in model, which its text describes in full, is looked at once."""
     if not isinstance(build, str):
         return StackedNetwork(model, images)
@@ -262,12 +264,12 @@ def _network(build: Build, model: nn.Module, images: Tensor, known: dict[str, St
     return known[repr(model)]
 
 
-def _at_home(part: TrialData, home: _Home, dtype: torch.dtype) -> TrialData:
+def _samples_on_device(part: TrialData, home: _Home, dtype: torch.dtype) -> TrialData:
     index = None if part.index is None else home(part.index)
     return TrialData(home(part.images, dtype), index, home(part.targets, dtype))
 
 
-def _key(network: StackedNetwork, model: nn.Module, trial: Trial, part: TrialData) -> tuple[object, ...]:
+def _group_key(network: StackedNetwork, model: nn.Module, trial: Trial, part: TrialData) -> tuple[object, ...]:
     config = trial.config
     tensors = [(name, value.shape, value.dtype, value.requires_grad) for name, value in model.named_parameters()]
     tensors += [(name, value.shape, value.dtype, False) for name, value in model.named_buffers()]
@@ -275,19 +277,19 @@ def _key(network: StackedNetwork, model: nn.Module, trial: Trial, part: TrialDat
     return (network.signature, *tensors, config.loss, config.augmentation, config.precision, config.optimizer, *shapes)
 
 
-def _probe(network: StackedNetwork, model: nn.Module, images: Tensor) -> None:
+def _compare_stack_with_single_networks(network: StackedNetwork, model: nn.Module, images: Tensor) -> None:
     """Run a stack of two different networks on different samples, in float64, against each by itself."""
     chosen = torch.arange(2 * PROBED_SAMPLES, device=images.device) % len(images)
     samples = images[chosen].cpu().reshape(2, PROBED_SAMPLES, *images.shape[1:])
     samples = samples.double() if samples.is_floating_point() else samples
-    state = {name: v.double() if v.is_floating_point() else v for name, v in tensors_of(model).items()}
+    state = {name: v.double() if v.is_floating_point() else v for name, v in detached_tensors(model).items()}
     states = [state, {name: v * 1.1 if v.is_floating_point() else v for name, v in state.items()}]
     inputs = samples if network.trials_first else samples.transpose(0, 1)
     for training in (False, True):
         alone = []
         for own, batch in zip(states, samples, strict=True):
             single = copy.deepcopy(model).train(training)
-            fill(single, own)
+            copy_state_into(single, own)
             with torch.no_grad():
                 try:
                     alone.append(single(batch))
@@ -315,7 +317,7 @@ def _refuse_alone(trial: Trial, reason: str, refused: bool) -> None:
         raise InputError(expected, reason, f"trial {trial.name}, noise_temperature", fix)
 
 
-def _check(group: Group, held_out: Pair | None, device: torch.device) -> Pair | None:
+def _check_group_data(group: Group, held_out: Pair | None, device: torch.device) -> Pair | None:
     """Refuse data that do not fit the networks; the test pair on the device."""
     model = copy.deepcopy(group.template).to(device).eval()
     if not group.trained:
@@ -329,7 +331,7 @@ def _check(group: Group, held_out: Pair | None, device: torch.device) -> Pair | 
             with torch.no_grad():
                 seen[id(part.images)] = model(part.images[:2])
         targets = checked_targets(seen[id(part.images)], part.targets, trial.config.loss, where)
-        check_settings(model, targets, trial.config)
+        check_training_settings(model, targets, trial.config)
         group.data[row] = TrialData(part.images, part.index, targets)
     if held_out is None:
         return None
@@ -338,7 +340,7 @@ def _check(group: Group, held_out: Pair | None, device: torch.device) -> Pair | 
     return checked_pair(model, pair, group.trials[0].config, device, "test data")
 
 
-def _advice(population: Population, folder: Path | None) -> str:
+def _advice_after_interrupt(population: Population, folder: Path | None) -> str:
     """Advice after Ctrl-C."""
     frame = population.frame()
     done = int((frame["stopped_by"] != "interrupted").sum())

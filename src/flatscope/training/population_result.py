@@ -212,7 +212,7 @@ class Population(Result, Sequence[nn.Module]):
         line["noise_temperature"] = trial.noise_temperature
         for prefix, part in (("model", trial.model_options), ("init", trial.init_options), ("labels", trial.labels)):
             line |= {f"{prefix}.{key}": value for key, value in (part or {}).items()}
-        line |= {key: value for key, value in trial.given.items() if key not in line and _is_plain(value)}
+        line |= {key: value for key, value in trial.given.items() if key not in line and _is_plain_value(value)}
         last: Mapping[str, float] = record.rows[-1] if record.rows else {}
         line |= {name: last.get(name, math.nan) for name in FINAL}
         if self._test is not None:  # left out otherwise: an empty column would pass for the gap of a population
@@ -223,5 +223,5 @@ class Population(Result, Sequence[nn.Module]):
         return line | {"seconds": record.seconds, "group": group.number}
 
 
-def _is_plain(value: object) -> bool:
+def _is_plain_value(value: object) -> bool:
     return isinstance(value, str | int | float | bool)

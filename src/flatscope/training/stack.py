@@ -21,7 +21,12 @@ from torch.nn import functional
 from flatscope.progress import Advance
 from flatscope.training.checkpoint import learning_rate, stream_seed
 from flatscope.training.evaluation import EVALUATION_BATCH
-from flatscope.training.gpu_steps import activations_in, captured, products_in, wants_channels_last
+from flatscope.training.gpu_steps import (
+    activation_precision,
+    captured_cuda_graph,
+    product_precision,
+    wants_channels_last,
+)
 from flatscope.training.loop import BAR_SECONDS
 from flatscope.training.stack_samples import EpochSamples
 from flatscope.training.stacked_layers import StackedNetwork
@@ -140,7 +145,7 @@ class Stack:
     def train_epoch(self, epoch: int, advance: Advance) -> list[bool]:
         """One pass of every trial over its samples; for each, whether losses and weights stayed finite."""
         before = self._copy() if self._may_mix else None
-        with products_in(self._precision):
+        with product_precision(self._precision):
             finite = self._pass(epoch, advance)
         lost = [row for row, good in enumerate(finite) if not good]
         if before is None or not lost:
@@ -193,7 +198,7 @@ class Stack:
         with torch.no_grad(), self._in_precision():
             for rows, inputs, targets in self._batches(held_out):
                 outputs = self.network({name: value[rows] for name, value in self.weights.items()}, inputs)
-                total[rows] += losses(outputs, targets, self._loss).double().sum(1)
+                total[rows] += losses_of_stack(outputs, targets, self._loss).double().sum(1)
                 if targets.is_floating_point():
                     wrong.fill_(torch.nan)
                 else:
@@ -210,17 +215,17 @@ class Stack:
         with self._in_precision():
             for rows, inputs, targets in self._batches(None):
                 weights, leaves = self._leaves(rows)
-                value = losses(self.network(weights, inputs), targets, self._loss).sum()
+                value = losses_of_stack(self.network(weights, inputs), targets, self._loss).sum()
                 for total, part in zip(sums, torch.autograd.grad(value, leaves), strict=True):
                     total[rows] += part
-        norms: list[float] = (_lengths(sums) / self.samples.targets.shape[1]).tolist()
+        norms: list[float] = (_norm_of_each_trial(sums) / self.samples.targets.shape[1]).tolist()
         for row in self._suspects(norms):
             [norms[row]] = self.keep([row]).gradient_norms()
         return norms
 
     def distances(self) -> list[float]:
         """‖w − w₀‖ of each trial over all trained parameters."""
-        moved: list[float] = _lengths(
+        moved: list[float] = _norm_of_each_trial(
             [value.detach() - self.initial[name] for name, value in self.trained.items()]
         ).tolist()
         return moved
@@ -307,8 +312,8 @@ class Stack:
         """Losses (t,) of some trials on these places of their order, and their gradients."""
         inputs, targets = self._epoch.batch(rows, columns)
         weights, leaves = self._leaves(rows)
-        with activations_in(self._precision, self.device):
-            batch_losses = losses(self.network(weights, inputs, training=True), targets, self._loss).mean(1)
+        with activation_precision(self._precision, self.device):
+            batch_losses = losses_of_stack(self.network(weights, inputs, training=True), targets, self._loss).mean(1)
         return batch_losses.detach(), torch.autograd.grad(batch_losses.sum(), leaves)
 
     def _parts(self, together: int) -> Iterator[slice]:
@@ -325,7 +330,7 @@ class Stack:
         """The step on a full batch as a CUDA graph."""
         touched = [self._flat, self.loss_sums, self._position, self._halted, *self.constants.values()]
         touched += [part for part in (self._velocity, self._squares) if part is not None]
-        return captured(lambda: self._step(self._turns[0], self._batch_size), touched, self.device)
+        return captured_cuda_graph(lambda: self._step(self._turns[0], self._batch_size), touched, self.device)
 
     def _batches(self, held_out: tuple[Tensor, Tensor] | None) -> Iterator[tuple[slice, Tensor, Tensor]]:
         """Some trials, their inputs in the order that the network reads, targets (t, b); own or common samples."""
@@ -344,7 +349,7 @@ class Stack:
 
     @contextmanager
     def _in_precision(self) -> Iterator[None]:
-        with products_in(self._precision), activations_in(self._precision, self.device):
+        with product_precision(self._precision), activation_precision(self._precision, self.device):
             yield
 
     def _each(self, values: Sequence[float]) -> Tensor | float:
@@ -361,7 +366,7 @@ class Stack:
         return {name: part.view(like[name].shape) for name, part in zip(names, parts, strict=True)}
 
 
-def losses(outputs: Tensor, targets: Tensor, loss: str) -> Tensor:
+def losses_of_stack(outputs: Tensor, targets: Tensor, loss: str) -> Tensor:
     """Loss of every sample of every trial, (trials, samples); `loss` as in `TrainConfig`."""
     if loss == "cross_entropy":
         flat = functional.cross_entropy(outputs.flatten(0, 1), targets.flatten(0, 1), reduction="none")
@@ -371,7 +376,7 @@ def losses(outputs: Tensor, targets: Tensor, loss: str) -> Tensor:
     return (outputs.flatten(2) - targets.reshape(*outputs.shape[:2], -1)).square().sum(2)
 
 
-def _lengths(parts: Sequence[Tensor]) -> Tensor:
+def _norm_of_each_trial(parts: Sequence[Tensor]) -> Tensor:
     """Length of each trial's parts taken together, in float64."""
     lengths: Tensor = torch.stack([part.double().flatten(1).norm(dim=1) for part in parts]).norm(dim=0)
     return lengths

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from flatscope.training.checkpoint import augmentation, epoch_order
+from flatscope.training.checkpoint import augmentation_draws, epoch_order
 from flatscope.training.loop import crop_and_flip
 from flatscope.training.trials import StackSamples, Trial
 
@@ -51,7 +51,7 @@ class EpochSamples:
         self._targets.copy_(samples.targets[rows, orders])
         if self._augmented:
             for row, trial in enumerate(self._trials):
-                self._offsets[row], self._flips[row] = augmentation(self.n, trial.config.seed, epoch)
+                self._offsets[row], self._flips[row] = augmentation_draws(self.n, trial.config.seed, epoch)
 
     def batch(self, rows: slice, columns: Tensor) -> tuple[Tensor, Tensor]:
         """Inputs and targets (t, b, ...) of some trials at these places of their order."""

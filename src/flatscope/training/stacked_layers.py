@@ -22,7 +22,7 @@ from flatscope.isolation import untouched_randomness
 from flatscope.network.layer_calls import LAYER_CALLS, NORM_ORDER
 from flatscope.network.operations import LEAVES_TORCH
 from flatscope.network.watching import Operation, replay, tensors_in, watched, with_tensors
-from flatscope.training.checkpoint import fingerprint
+from flatscope.training.checkpoint import data_fingerprint
 
 Weights = Mapping[str, Tensor]  # every tensor with the trials as leading dimension
 # Called as seen(weight name, folded input, folded output) at each layer; what it returns is the layer's output.
@@ -64,7 +64,7 @@ class StackedNetwork:
 
     def __init__(self, model: nn.Module, example: Tensor) -> None:
         self._model = copy.deepcopy(model)
-        self._names = _names(self._model)
+        self._names = _names_of_tensors(self._model)
         first = next(model.parameters())
         self._device, self.used, self.has_convolutions, self.products = first.device, set[str](), False, 0
         samples = example[:2].to(first if example.is_floating_point() else first.device)
@@ -86,7 +86,7 @@ class StackedNetwork:
             self._model.train(training)
         if inputs.device != self._device:  # for buffers that are no layer's
             self._device = inputs.device
-            self._names = _names(self._model.to(self._device))
+            self._names = _names_of_tensors(self._model.to(self._device))
 
         def rule(op: Operation) -> Any:
             if not any(id(tensor) in self._names for tensor in op.tensors):
@@ -120,7 +120,9 @@ class StackedNetwork:
         if name == "linear":
             return self._linear(x, weight, bias, trials)
         given["groups"] = trials * given.get("groups", 1)
-        result = CONVOLUTIONS[name](self._joined(x, trials), _merged(weight), _merged(bias), **given)
+        result = CONVOLUTIONS[name](
+            self._joined(x, trials), _trials_merged_with_channels(weight), _trials_merged_with_channels(bias), **given
+        )
         return self._parted(result, trials)
 
     def _linear(self, x: Tensor, weight: Tensor, bias: Tensor | None, trials: int) -> Tensor:
@@ -139,8 +141,12 @@ class StackedNetwork:
         x, scale, shift = given["input"], self._own(weights, given["weight"]), self._own(weights, given["bias"])
         if op.name == "batch_norm":
             for name in ("running_mean", "running_var"):
-                given[name] = _merged(self._own(weights, given[name]))
-            given |= {"input": self._joined(x, trials), "weight": _merged(scale), "bias": _merged(shift)}
+                given[name] = _trials_merged_with_channels(self._own(weights, given[name]))
+            given |= {
+                "input": self._joined(x, trials),
+                "weight": _trials_merged_with_channels(scale),
+                "bias": _trials_merged_with_channels(shift),
+            }
             return self._parted(op.function(**given), trials)
         values = self._parts(op.function(**given | {"weight": None, "bias": None}), trials)
 
@@ -173,7 +179,7 @@ class StackedNetwork:
                 return _Text(self._names[id(tensor)])
             if id(tensor) in numbers:
                 return _Text(f"%{numbers[id(tensor)]}")
-            return _Text(fingerprint(tensor[None], tensor))  # a constant
+            return _Text(data_fingerprint(tensor[None], tensor))  # a constant
 
         def rule(op: Operation) -> Any:
             described = with_tensors((op.args, op.kwargs), shown)
@@ -229,10 +235,10 @@ class _Text(str):
     __repr__ = str.__str__
 
 
-def _names(model: nn.Module) -> dict[int, str]:
+def _names_of_tensors(model: nn.Module) -> dict[int, str]:
     return {id(tensor): name for name, tensor in [*model.named_buffers(), *model.named_parameters()]}
 
 
-def _merged(tensor: Tensor | None) -> Tensor | None:
+def _trials_merged_with_channels(tensor: Tensor | None) -> Tensor | None:
     """Trials and first dimension as one; a view, so that running statistics can be updated through it."""
     return None if tensor is None else tensor.view(-1, *tensor.shape[2:])

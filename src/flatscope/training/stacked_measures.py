@@ -132,7 +132,7 @@ def measure_stack(
     found: dict[tuple[str, str], list[Tensor]] = {}
     for rows in torch.split(torch.arange(trials, device=place), together):
         part = {name: value[rows].detach() for name, value in weights.items()}
-        for key, values in _measured(network, part, samples.rows(rows), loss, names, layers, at_once).items():
+        for key, values in _measured_stack(network, part, samples.rows(rows), loss, names, layers, at_once).items():
             found.setdefault(key, []).append(values)
     result = {key: torch.cat(parts) for key, parts in found.items()}
     for row in range(trials if trials > 1 else 0):
@@ -166,7 +166,7 @@ def measure_alone(
     }
 
 
-def _measured(
+def _measured_stack(
     network: StackedNetwork,
     weights: Weights,
     samples: StackSamples,
@@ -184,8 +184,8 @@ def _measured(
         rows = slice(first, first + step)
         part = {name: value[rows] for name, value in weights.items()}
         batch = samples.rows(rows).batch(slice(start, start + at_once), network.trials_first)
-        for name, (x, s) in _flows(network, part, batch, loss, chosen).items():
-            found = torch.vmap(_forms(chosen[name]))(x, s, part[name])
+        for name, (x, s) in _inputs_and_columns_of_layers(network, part, batch, loss, chosen).items():
+            found = torch.vmap(_forms_of_layer(chosen[name]))(x, s, part[name])
             totals = sums.setdefault(name, [value.new_zeros(trials, *value.shape[1:]) for value in found])
             for total, value in zip(totals, found, strict=True):
                 total[rows] += value
@@ -202,7 +202,7 @@ def _measured(
     return result
 
 
-def _flows(
+def _inputs_and_columns_of_layers(
     network: StackedNetwork, weights: Weights, batch: tuple[Tensor, Tensor], loss: str, layers: Mapping[str, Layer]
 ) -> dict[str, tuple[Tensor, Tensor]]:
     """Inputs (t, n, …) of every layer and the columns (t, n, k, …) at its output."""
@@ -231,7 +231,7 @@ def _flows(
     }
 
 
-def _forms(layer: Layer) -> Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]:
+def _forms_of_layer(layer: Layer) -> Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]:
     """Sums over the samples of one trial: trace, relative flatness, ρ of each unit."""
 
     def summed(x: Tensor, s: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -272,7 +272,7 @@ def _largest_eigenvalues(pieces: Sequence[Piece], trials: int) -> Tensor:
         length = moved.norm(dim=1)
         length = torch.where(length > BREAKDOWN * projected[:, :, j].norm(dim=1), length, 0.0)
         if j % LOOKED_AT_EVERY == LOOKED_AT_EVERY - 1 or j == most - 1:
-            top, settled = _settled(projected[:, : j + 1, : j + 1].cpu(), length.cpu())
+            top, settled = _converged_ritz_values(projected[:, : j + 1, : j + 1].cpu(), length.cpu())
             if bool(settled.all()):
                 return top.to(x.device)
         newest = torch.where(length[:, None] > 0, moved / length[:, None], 0.0)  # closed spaces grow no more
@@ -280,7 +280,7 @@ def _largest_eigenvalues(pieces: Sequence[Piece], trials: int) -> Tensor:
     return torch.where(settled | (most == size), top, math.nan).to(x.device)
 
 
-def _settled(projected: Tensor, length: Tensor) -> tuple[Tensor, Tensor]:
+def _converged_ritz_values(projected: Tensor, length: Tensor) -> tuple[Tensor, Tensor]:
     """The largest Ritz value of each trial, and whether its error is below the tolerance.
 
     The error is at most the residual, and at most its square over the distance to the next value.

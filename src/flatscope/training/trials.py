@@ -19,7 +19,7 @@ from flatscope.errors import InputError, UnknownNameError, refuse_unknown
 from flatscope.inputs.loading import Data, sample_order
 from flatscope.isolation import private_randomness
 from flatscope.training import models
-from flatscope.training.checkpoint import TrainConfig, TrainingState, fingerprint
+from flatscope.training.checkpoint import TrainConfig, TrainingState, data_fingerprint
 from flatscope.training.initialization import initialize
 from flatscope.training.label_noise import corrupt_labels
 from flatscope.training.stacked_layers import StackedNetwork
@@ -150,9 +150,9 @@ class Group:
         known: dict[int, str] = {}
         for part in self.data:
             if id(part.images) not in known:
-                known[id(part.images)] = fingerprint(part.images, part.images.new_zeros(0))
+                known[id(part.images)] = data_fingerprint(part.images, part.images.new_zeros(0))
             chosen = part.targets if part.index is None else torch.stack([part.index.double(), part.targets.double()])
-            digest.update((known[id(part.images)] + fingerprint(chosen, part.targets)).encode())
+            digest.update((known[id(part.images)] + data_fingerprint(chosen, part.targets)).encode())
         return digest.hexdigest()
 
     def state(self, row: int, *, initial: bool = False) -> dict[str, Tensor]:
@@ -162,7 +162,7 @@ class Group:
     def model(self, row: int) -> nn.Module:
         """An ordinary module in eval mode, on the CPU."""
         model = copy.deepcopy(self.template)
-        fill(model, self.state(row))
+        copy_state_into(model, self.state(row))
         return model.eval()
 
     @property
@@ -186,7 +186,7 @@ def read_trials(trials: Sequence[Mapping[str, Any]], build: Build) -> list[Trial
     if not isinstance(build, str) and not callable(build):
         expected = "the name of a model or a function of the trial"
         raise InputError(expected, type(build).__name__, where="train_population, build")
-    read = [_read(number, trial, strict=isinstance(build, str)) for number, trial in enumerate(trials)]
+    read = [_read_trial(number, trial, strict=isinstance(build, str)) for number, trial in enumerate(trials)]
     names = [trial.name for trial in read]
     for name in names:
         if names.count(name) > 1:
@@ -234,14 +234,14 @@ def trial_data(trial: Trial, x: Tensor, y: Tensor, n_classes: int) -> TrialData:
     return TrialData(x, index, targets)
 
 
-def fill(model: nn.Module, state: Mapping[str, Tensor]) -> None:
+def copy_state_into(model: nn.Module, state: Mapping[str, Tensor]) -> None:
     """Copy parameters and buffers into a module, which takes their dtype and device."""
     with torch.no_grad():
         for name, value in [*model.named_parameters(), *model.named_buffers()]:
             value.data = state[name].clone()
 
 
-def tensors_of(model: nn.Module) -> dict[str, Tensor]:
+def detached_tensors(model: nn.Module) -> dict[str, Tensor]:
     """Parameters and buffers of a module by name, detached."""
     return {name: value.detach() for name, value in [*model.named_parameters(), *model.named_buffers()]}
 
@@ -253,7 +253,7 @@ def count_classes(data: Any, y: Tensor) -> int:
     return 0 if y.is_floating_point() else int(y.max()) + 1
 
 
-def _read(number: int, trial: Mapping[str, Any], strict: bool) -> Trial:
+def _read_trial(number: int, trial: Mapping[str, Any], strict: bool) -> Trial:
     where = f"trial {number}"
     if not isinstance(trial, Mapping):
         raise InputError("a dictionary of settings", type(trial).__name__, where=where)
@@ -273,7 +273,7 @@ def _read(number: int, trial: Mapping[str, Any], strict: bool) -> Trial:
     size = trial.get("train_size")
     if size is not None and (isinstance(size, bool) or not isinstance(size, int)):
         raise InputError("a whole number", repr(size), where=f"{where}, train_size")
-    init_options = _mapping(trial, "init_options", where)
+    init_options = _mapping_of_trial(trial, "init_options", where)
     if trial.get("init_scale") is not None:
         init_options["scale"] = trial["init_scale"]
     name = str(trial.get("name", number))
@@ -283,10 +283,10 @@ def _read(number: int, trial: Mapping[str, Any], strict: bool) -> Trial:
         config=config,
         model_seed=model_seed,
         given={**trial, "name": name, "seed": config.seed, "model_seed": model_seed},
-        model_options=_mapping(trial, "model_options", where),
+        model_options=_mapping_of_trial(trial, "model_options", where),
         init=trial.get("init", "torch" if init_options else None),
         init_options=init_options,
-        labels=_labels(trial, where),
+        labels=_label_settings(trial, where),
         train_size=size,
         noise_temperature=float(temperature),
     )
@@ -301,15 +301,15 @@ def _refuse_unknown_settings(trial: Mapping[str, Any], where: str) -> None:
             raise unknown
 
 
-def _mapping(trial: Mapping[str, Any], key: str, where: str) -> dict[str, Any]:
+def _mapping_of_trial(trial: Mapping[str, Any], key: str, where: str) -> dict[str, Any]:
     value = trial.get(key) or {}
     if not isinstance(value, Mapping):
         raise InputError("a dictionary", type(value).__name__, where=f"{where}, {key}")
     return dict(value)
 
 
-def _labels(trial: Mapping[str, Any], where: str) -> dict[str, Any] | None:
-    labels = _mapping(trial, "labels", where)
+def _label_settings(trial: Mapping[str, Any], where: str) -> dict[str, Any] | None:
+    labels = _mapping_of_trial(trial, "labels", where)
     for key in labels:
         refuse_unknown(key, LABEL_KEYS, f"key of labels, {where}")
     share = labels.get("random", 0.0)

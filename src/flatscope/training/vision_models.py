@@ -101,7 +101,7 @@ def small_alexnet(input_shape: Sequence[int] = (3, 28, 28), classes: int = 10, l
         parts[f"pool{number}"] = nn.MaxPool2d(3, stride=2, padding=1)
         if lrn:
             parts[f"lrn{number}"] = nn.LocalResponseNorm(9, alpha=0.009, beta=0.75)  # torch divides alpha by size
-        n_in, height, width = 64, _halved(height), _halved(width)
+        n_in, height, width = 64, _size_after_stride_two(height), _size_after_stride_two(width)
     parts["flatten"] = nn.Flatten()
     parts["fc1"] = nn.Linear(64 * height * width, 384)
     parts["relu3"] = nn.ReLU()
@@ -129,7 +129,10 @@ def small_inception(
     for number, (narrow, wide) in enumerate(zip(narrow_widths, wide_widths, strict=True), start=1):
         parts[f"block{number}"] = _InceptionBlock(n_in, narrow, wide, batchnorm)
         n_in = (narrow or n_in) + wide
-    last_map = (_halved(_halved(height)), _halved(_halved(width)))
+    last_map = (
+        _size_after_stride_two(_size_after_stride_two(height)),
+        _size_after_stride_two(_size_after_stride_two(width)),
+    )
     parts["pool"] = nn.AvgPool2d(last_map)
     parts["flatten"] = nn.Flatten()
     parts["fc"] = nn.Linear(n_in, classes)
@@ -163,7 +166,9 @@ def wide_resnet(
         parts[f"group{group}"] = nn.Sequential(blocks)
     parts["bn"] = nn.BatchNorm2d(n_in)
     parts["relu"] = nn.ReLU()
-    parts["pool"] = nn.AvgPool2d((_halved(_halved(height)), _halved(_halved(width))))
+    parts["pool"] = nn.AvgPool2d(
+        (_size_after_stride_two(_size_after_stride_two(height)), _size_after_stride_two(_size_after_stride_two(width)))
+    )
     parts["flatten"] = nn.Flatten()
     parts["fc"] = nn.Linear(n_in, classes)
     return nn.Sequential(parts)
@@ -226,7 +231,7 @@ def _plainnet(
         parts[f"stage{number}"] = nn.Sequential(_conv_stack(n_in, n_out, depth, stride, batchnorm, conv_bias))
         n_in = n_out
         if stride == 2:
-            height, width = _halved(height), _halved(width)
+            height, width = _size_after_stride_two(height), _size_after_stride_two(width)
     parts["pool"] = nn.AvgPool2d((height, width))
     parts["flatten"] = nn.Flatten()
     parts["fc"] = nn.Linear(512, classes, bias=bias)
@@ -260,6 +265,6 @@ def _conv_unit(n_in: int, n_out: int, kernel: int, stride: int, batchnorm: bool)
     return parts
 
 
-def _halved(size: int) -> int:
+def _size_after_stride_two(size: int) -> int:
     """Side of a map after a padded 3×3 window of stride 2."""
     return (size + 1) // 2

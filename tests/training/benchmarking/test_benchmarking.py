@@ -24,13 +24,10 @@ from flatscope.inputs.factories import find_factory
 from flatscope.registry import declarations
 from flatscope.reports.leaderboard_page import leaderboard_sentences
 from flatscope.reports.page import page_text
-from flatscope.training.benchmarking import leaderboard, recipe, scores
-from flatscope.training.benchmarking.leaderboard import (
-    Leaderboard,
-    benchmark,
-    released_leaderboard,
-    released_population,
-)
+from flatscope.training.benchmarking import leaderboard, recipe, release, scores
+from flatscope.training.benchmarking.leaderboard import benchmark
+from flatscope.training.benchmarking.leaderboard_result import Leaderboard
+from flatscope.training.benchmarking.release import released_leaderboard, released_population
 from flatscope.training.benchmarking.scores import CHANCE, CONTROLS, ORACLE, score_all, with_controls
 from flatscope.training.sweeps.configuration import key_of
 from flatscope.training.sweeps.store import Store
@@ -46,7 +43,7 @@ OF_QUICK = ["parameter_count[form=vc_dimension]"]  # these networks have no posi
 
 
 def test_every_combination_is_one_network_with_a_seed_of_its_own() -> None:
-    rows = recipe.networks()
+    rows = recipe.benchmark_networks()
     assert len(rows) == 1024 == rows["seed"].nunique()
     assert not rows.drop(columns="seed").duplicated().any()
     assert (rows.groupby("data").size() == 512).all()
@@ -54,7 +51,7 @@ def test_every_combination_is_one_network_with_a_seed_of_its_own() -> None:
 
 @pytest.mark.parametrize("count", [8, 64, 128, 1024])
 def test_smaller_designs_are_whole_and_balanced(count: int) -> None:
-    rows = recipe.networks(count)
+    rows = recipe.benchmark_networks(count)
     assert len(rows) == count
     varied = [name for name in recipe.SETTINGS if rows[name].nunique() > 1]
     assert set(varied) == set(recipe.ORDER[: len(varied)])
@@ -64,7 +61,7 @@ def test_smaller_designs_are_whole_and_balanced(count: int) -> None:
 @pytest.mark.parametrize("count", [0, 4, 100, 4096])
 def test_other_numbers_of_networks_are_refused(count: int) -> None:
     with pytest.raises(InputError, match="power of 2"):
-        recipe.networks(count)
+        recipe.benchmark_networks(count)
 
 
 @pytest.mark.parametrize("kind", recipe.SETTINGS["kind"])
@@ -86,6 +83,7 @@ def of_eight(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recipe, "TRAIN_SIZE", 60)
     monkeypatch.setattr(recipe, "SUBSET", 8)
     monkeypatch.setattr(leaderboard, "SUBSET", 8)
+    monkeypatch.setattr(release, "SUBSET", 8)
     for name, values in recipe.SETTINGS.items():
         monkeypatch.setitem(recipe.SETTINGS, name, varied.get(name, values[:1]))
     monkeypatch.setitem(recipe.SETTINGS, "batch_size", (5,))
@@ -113,8 +111,8 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_network_at_a_stop_is_the_one_that_plain_training_gives(small: None, tmp_path: Path) -> None:
-    row = recipe.networks().iloc[5].to_dict()
-    configs = [recipe.configuration(row, stop) for stop in recipe.STOPS]
+    row = recipe.benchmark_networks().iloc[5].to_dict()
+    configs = [recipe.network_configuration(row, stop) for stop in recipe.STOPS]
     ours, plain = Store(tmp_path / "ours"), Store(tmp_path / "plain")
     recipe.train_networks(configs, ours, lambda *_: None)
     train_and_measure(configs, plain, lambda *_: None)
@@ -132,15 +130,15 @@ def test_a_network_that_does_not_get_there_stays_without_values(
     small: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(recipe, "MOST_EPOCHS", 3)
-    frame, _ = recipe.build(Store(tmp_path), workers=0)
-    assert len(frame) == 2 * len(recipe.networks())
+    frame, _ = recipe.train_and_measure_population(Store(tmp_path), workers=0)
+    assert len(frame) == 2 * len(recipe.benchmark_networks())
     assert not frame["reached"].any()
     assert frame["gap"].isna().all()
     assert score_all(with_controls(frame), [ORACLE]).empty
 
 
 def test_twins_compute_the_same_with_other_weights(small: None, tmp_path: Path) -> None:
-    config = recipe.configuration(recipe.networks().iloc[0].to_dict(), 0.1)
+    config = recipe.network_configuration(recipe.benchmark_networks().iloc[0].to_dict(), 0.1)
     recipe.train_networks([config], Store(tmp_path), lambda *_: None)
     problem = stored_problem(Store(tmp_path), config)
     twin = recipe.rescaled_twin(problem, 3)
@@ -156,13 +154,13 @@ def largest_weight(ctx: object) -> float:
 
 def test_a_population_is_built_scored_and_joined(soon: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = str(tmp_path / "store")
-    board = leaderboard.rebuild(tmp_path, store, workers=0)
+    board = release.rebuild_release(tmp_path, store, workers=0)
     assert set(board.names) == {*QUICK, *OF_QUICK, *CONTROLS}
-    assert (tmp_path / leaderboard.POPULATION_FILE).stat().st_size < 100_000
-    again = leaderboard.rebuild(tmp_path, store, workers=0)  # nothing is left to do: the same numbers
+    assert (tmp_path / release.POPULATION_FILE).stat().st_size < 100_000
+    again = release.rebuild_release(tmp_path, store, workers=0)  # nothing is left to do: the same numbers
     assert board.to_frame().equals(again.to_frame())
-    population, meta = leaderboard.from_parquet_bytes(
-        (tmp_path / leaderboard.POPULATION_FILE).read_bytes(), leaderboard.POPULATION_KEY
+    population, meta = release.from_parquet_bytes(
+        (tmp_path / release.POPULATION_FILE).read_bytes(), release.POPULATION_KEY
     )
     assert meta["seconds training"] >= 0
     monkeypatch.setattr(leaderboard, "released_population", lambda: (population, meta))
@@ -172,7 +170,9 @@ def test_a_population_is_built_scored_and_joined(soon: None, tmp_path: Path, mon
     row = joined.row("largest_weight", "digits", 1.0, "tau")
     assert row is not None
     assert math.isfinite(row["value"])
-    values = leaderboard._values({"largest_weight": largest_weight}, with_controls(population), Store(store))
+    values = leaderboard._values_of_own_functions(
+        {"largest_weight": largest_weight}, with_controls(population), Store(store)
+    )
     assert np.isfinite(values["largest_weight"]).all()
     assert not np.allclose(values["largest_weight"][1], values["rescaled.largest_weight"][1])
     with pytest.raises(InputError, match="not taken"):
@@ -217,7 +217,7 @@ def test_a_declared_measure_that_fails_stops_at_the_first_network(
 
 def test_missing_images_are_said_before_anything_is_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FLATSCOPE_DATA", str(tmp_path / "nothing"))
-    monkeypatch.setattr(leaderboard, "train", lambda *_, **__: pytest.fail("a network is trained"))
+    monkeypatch.setattr(leaderboard, "train_missing_networks", lambda *_, **__: pytest.fail("a network is trained"))
     with pytest.raises(InputError, match=r"images of cifar10.*data fetch cifar10.*--data digits"):
         benchmark(largest_weight, networks=8, store=str(tmp_path / "store"), workers=0)
 
@@ -227,10 +227,8 @@ def test_interrupts_change_nothing_of_the_callers_and_no_score(
 ) -> None:
     """Networks are trained and measured in this very process; what was done before the interrupt is not done again."""
     monkeypatch.setitem(recipe.SETTINGS, "width", (24,))  # four networks are as good as eight
-    board = leaderboard.rebuild(tmp_path, str(tmp_path / "first"), workers=0)
-    population = leaderboard.from_parquet_bytes(
-        (tmp_path / leaderboard.POPULATION_FILE).read_bytes(), leaderboard.POPULATION_KEY
-    )
+    board = release.rebuild_release(tmp_path, str(tmp_path / "first"), workers=0)
+    population = release.from_parquet_bytes((tmp_path / release.POPULATION_FILE).read_bytes(), release.POPULATION_KEY)
     monkeypatch.setattr(leaderboard, "released_population", lambda: population)
     monkeypatch.setattr(leaderboard, "released_leaderboard", lambda few: board)
 
@@ -353,7 +351,7 @@ def test_a_measure_that_knows_one_setting_alone_fails_somewhere() -> None:
 
 def test_the_released_table_is_the_design() -> None:
     population, meta = released_population()
-    rows = recipe.networks()
+    rows = recipe.benchmark_networks()
     assert len(population) == 2 * len(rows)
     for stop, part in population.groupby("stop"):
         pd.testing.assert_frame_equal(part[list(rows)].reset_index(drop=True), rows, check_dtype=False)
@@ -466,6 +464,6 @@ def test_the_command_shows_chosen_measures(run: Run, tmp_path: Path) -> None:
 
 
 def test_networks_that_version_0_2_trained_are_found_by_their_names() -> None:
-    config = recipe.configuration(recipe.records(recipe.networks())[0], recipe.STOPS[0])
+    config = recipe.network_configuration(recipe.rows_as_dictionaries(recipe.benchmark_networks())[0], recipe.STOPS[0])
     assert key_of(config) == "cd0fa0b06c697532616ca1672315050e"
     assert find_factory(config["model"]["name"]) is recipe.small_network

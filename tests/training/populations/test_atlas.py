@@ -15,7 +15,7 @@ from scipy import stats
 import flatscope as fs
 from flatscope.reports.page import save_figures
 from flatscope.training.populations.atlas_making import FEWEST
-from flatscope.training.populations.resampled import copies, intervals, weighted_correlation
+from flatscope.training.populations.resampled import copies_in_resamples, correlation_intervals, weighted_correlation
 from flatscope.training.sweeps.store import Store
 
 ROOT = Path(__file__).parents[3]
@@ -184,8 +184,8 @@ def test_intervals_cover_the_correlation_of_the_population(kind: str, networks: 
         rho = (0.0, 0.5, 0.8)[repeat % 3]
         x, e = draw.normal(size=(2, networks))
         y = rho * x + math.sqrt(1 - rho**2) * e
-        drawn = weighted_correlation(x, y, copies(one, 300, repeat), kind, one)[:, None]
-        reach = intervals(drawn, np.array([networks]), np.array([1]), 0.95).reach[0]
+        drawn = weighted_correlation(x, y, copies_in_resamples(one, 300, repeat), kind, one)[:, None]
+        reach = correlation_intervals(drawn, np.array([networks]), np.array([1]), 0.95).reach[0]
         covered += abs(math.atanh(drawn[0, 0]) - math.atanh(TRUE[kind](rho))) < reach
     assert covered / repeats >= 0.907
     assert covered / repeats <= (0.994 if networks > 20 or kind == "pearson" else 1)
@@ -199,8 +199,8 @@ def test_intervals_within_groups_cover_although_groups_are_small(kind: str) -> N
         rho = (0.0, 0.6)[repeat % 2]
         x, e = draw.normal(size=(2, 48))
         y = rho * x + math.sqrt(1 - rho**2) * e + 5.0 * draw.normal(size=12)[groups]
-        drawn = weighted_correlation(x, y, copies(groups, 300, repeat), kind, groups)[:, None]
-        reach = intervals(drawn, np.array([48]), np.array([12]), 0.95).reach[0]
+        drawn = weighted_correlation(x, y, copies_in_resamples(groups, 300, repeat), kind, groups)[:, None]
+        reach = correlation_intervals(drawn, np.array([48]), np.array([12]), 0.95).reach[0]
         covered += abs(math.atanh(drawn[0, 0]) - math.atanh(TRUE[kind](rho))) < reach
     assert 0.907 <= covered / repeats <= (0.994 if kind == "pearson" else 1)
 
@@ -210,17 +210,17 @@ def test_few_networks_have_the_wider_intervals_of_students_t() -> None:
     draw = np.random.default_rng(6)
     drawn = np.tanh(np.vstack([[0.3, -0.2], 0.4 * draw.normal(size=(500, 2))]))
     for networks, groups, free in ((12, 1, 10), (48, 12, 35), (400, 1, 398)):
-        found = intervals(drawn, np.full(2, networks), np.full(2, groups), 0.9).reach
+        found = correlation_intervals(drawn, np.full(2, networks), np.full(2, groups), 0.9).reach
         far = np.quantile(np.abs(np.arctanh(drawn[1:]) - np.arctanh(drawn[0])), 0.9, axis=0)
         assert found == pytest.approx(far * stats.t(free).ppf(0.95) / stats.norm().ppf(0.95), rel=1e-9)
     one, covered, repeats = np.zeros(12, dtype=np.int64), 0, 1500
     for repeat in range(repeats):
         rho = (0.0, 0.5, 0.8)[repeat % 3]
         x, e = draw.normal(size=(2, 12))
-        of_all = weighted_correlation(x, rho * x + math.sqrt(1 - rho**2) * e, copies(one, 200, repeat), "pearson", one)[
-            :, None
-        ]
-        reach = intervals(of_all, np.array([12]), np.array([1]), 0.95).reach[0]
+        of_all = weighted_correlation(
+            x, rho * x + math.sqrt(1 - rho**2) * e, copies_in_resamples(one, 200, repeat), "pearson", one
+        )[:, None]
+        reach = correlation_intervals(of_all, np.array([12]), np.array([1]), 0.95).reach[0]
         covered += abs(math.atanh(of_all[0, 0]) - math.atanh(rho)) < reach
     assert 0.95 <= covered / repeats <= 0.98
 
@@ -251,7 +251,7 @@ def test_resamples_are_those_of_scipy_on_repeated_networks() -> None:
     draw = np.random.default_rng(3)
     x, y = np.round(draw.normal(size=(2, 15)), 1)
     one = np.zeros(15, dtype=np.int64)
-    counts = copies(one, 20, 0)
+    counts = copies_in_resamples(one, 20, 0)
     assert (counts.sum(1) == 15).all()
     for kind, twin in CORRELATIONS.items():
         found = weighted_correlation(x, y, counts, kind, one)
@@ -259,17 +259,17 @@ def test_resamples_are_those_of_scipy_on_repeated_networks() -> None:
             again = np.repeat(np.arange(15), row.astype(int))
             assert value == pytest.approx(twin(x[again], y[again]).statistic, abs=1e-12)
     strata = np.repeat([0, 1, 2], 5)
-    assert all((copies(strata, 20, 0)[:, strata == k].sum(1) == 5).all() for k in range(3))
+    assert all((copies_in_resamples(strata, 20, 0)[:, strata == k].sum(1) == 5).all() for k in range(3))
 
 
 def test_what_is_constant_has_no_correlation_and_large_means_cost_no_digits() -> None:
     draw, one = np.random.default_rng(4), np.zeros(12, dtype=np.int64)
     groups, x, y = np.repeat([0, 1], 6), *draw.normal(size=(2, 12))
     for kind in CORRELATIONS:
-        assert not weighted_correlation(groups * 1e9, y, copies(groups, 9, 0), kind, groups).any()
-        assert not weighted_correlation(np.full(12, 0.1), y, copies(one, 9, 0), kind, one).any()
-    exact = weighted_correlation(x, y, copies(groups, 9, 0), "pearson", groups)
-    shifted = weighted_correlation(x + 1e6 * groups + 1e7, y, copies(groups, 9, 0), "pearson", groups)
+        assert not weighted_correlation(groups * 1e9, y, copies_in_resamples(groups, 9, 0), kind, groups).any()
+        assert not weighted_correlation(np.full(12, 0.1), y, copies_in_resamples(one, 9, 0), kind, one).any()
+    exact = weighted_correlation(x, y, copies_in_resamples(groups, 9, 0), "pearson", groups)
+    shifted = weighted_correlation(x + 1e6 * groups + 1e7, y, copies_in_resamples(groups, 9, 0), "pearson", groups)
     assert shifted == pytest.approx(exact, abs=1e-7)
 
 

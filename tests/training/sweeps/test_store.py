@@ -19,7 +19,7 @@ from trial_work import write_one
 
 from flatscope.errors import InputError
 from flatscope.training.sweeps import trial_files
-from flatscope.training.sweeps.configuration import from_json, plain, to_json
+from flatscope.training.sweeps.configuration import from_json, plain_value, to_json
 from flatscope.training.sweeps.store import DamagedTrial, Store
 from flatscope.version import __version__
 
@@ -106,7 +106,7 @@ def test_not_everything_is_a_configuration(store: Store) -> None:
 
 def test_every_json_parser_can_read_what_is_written() -> None:
     value = {"a": [math.nan, -math.inf, 1.5], "b": {"c": math.inf}, "d": "NaN"}
-    text = to_json(plain(value))
+    text = to_json(plain_value(value))
     assert "NaN" not in text.replace('"NaN"', "")
     assert "Infinity" not in text
     assert repr(from_json(text)) == repr(value)

@@ -24,7 +24,7 @@ from trial_work import completions, log_of
 
 import flatscope as fs
 from flatscope.errors import Interrupted
-from flatscope.training.benchmarking import leaderboard
+from flatscope.training.benchmarking import release
 from flatscope.training.loop import train
 from flatscope.training.sweeps import trial_files
 from flatscope.training.sweeps.engines import run_units
@@ -256,9 +256,9 @@ def benchmark_once(folder: Path) -> None:
     """A benchmark of eight small networks, rebuilt; every number of its table in a file once it is done."""
     with pytest.MonkeyPatch.context() as monkeypatch:
         test_benchmarking.of_few_epochs(monkeypatch)
-        leaderboard.rebuild(folder / "release", str(folder / "store"), workers=0)
-        file = folder / "release" / leaderboard.POPULATION_FILE
-        found, _ = leaderboard.from_parquet_bytes(file.read_bytes(), leaderboard.POPULATION_KEY)
+        release.rebuild_release(folder / "release", str(folder / "store"), workers=0)
+        file = folder / "release" / release.POPULATION_FILE
+        found, _ = release.from_parquet_bytes(file.read_bytes(), release.POPULATION_KEY)
     assert len(found) == 16  # eight networks at two stops
     np.save(folder / "done.npy", found.select_dtypes("number").to_numpy(dtype="float64"))
 

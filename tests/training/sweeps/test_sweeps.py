@@ -121,14 +121,14 @@ def test_workers_have_threads_of_their_own_and_pass_on_warnings(tmp_path: Path) 
 def test_gpus_are_dealt_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 3)
-    assert engines._devices(0) == []
-    assert engines._devices(1) == ["0", "1", "2"]
-    assert engines._devices(0.5) == ["0", "0", "1", "1", "2", "2"]
-    assert engines._devices(2) == ["0,1"]
+    assert engines._gpus_of_workers(0) == []
+    assert engines._gpus_of_workers(1) == ["0", "1", "2"]
+    assert engines._gpus_of_workers(0.5) == ["0", "0", "1", "1", "2", "2"]
+    assert engines._gpus_of_workers(2) == ["0,1"]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6,7")
-    assert engines._devices(0.4) == ["4", "4", "6", "6", "7", "7"]
+    assert engines._gpus_of_workers(0.4) == ["4", "4", "6", "6", "7", "7"]
     with pytest.raises(InputError, match="4 GPUs for each worker"):
-        engines._devices(4)
+        engines._gpus_of_workers(4)
 
 
 def test_what_others_are_at_is_waited_for(tmp_path: Path) -> None:

@@ -18,8 +18,8 @@ from scipy.special import betaincinv
 
 from flatscope.comparing.records import COLUMNS, RANKING, Record
 from flatscope.registry import declarations
-from flatscope.stats.estimate import Codes, Floats, coded
-from flatscope.stats.sign_agreement import pairs_by_one, shared_error
+from flatscope.stats.estimate import Codes, Floats, coded_settings
+from flatscope.stats.sign_agreement import pairs_differing_in_one_column, shared_error
 from flatscope.training.benchmarking.recipe import SETTINGS
 from flatscope.training.benchmarking.scores import BASELINES, SIGNS, TARGET
 from flatscope.training.populations.population_frame import base_name
@@ -56,8 +56,8 @@ def parts_of_population(population: pd.DataFrame) -> list[PairedNetworks]:
     for _, frame in population[population["reached"]].groupby(["data", "stop"], sort=False):
         rows = frame.reset_index(drop=True)
         settings = [name for name in SETTINGS if rows[name].nunique() > 1]
-        codes, gap = coded(rows[settings]), rows[TARGET].to_numpy(dtype=float)
-        pairs = {name: pairs_by_one(codes, place)[:2] for place, name in enumerate(settings)}
+        codes, gap = coded_settings(rows[settings]), rows[TARGET].to_numpy(dtype=float)
+        pairs = {name: pairs_differing_in_one_column(codes, place)[:2] for place, name in enumerate(settings)}
         signs = {name: np.sign(gap[first] - gap[second]) for name, (first, second) in pairs.items()}
         found.append(PairedNetworks(rows, pairs, signs))
     return found
@@ -130,7 +130,7 @@ def by_difference(population: pd.DataFrame, names: Sequence[str]) -> pd.DataFram
     """Ψ of every measure for every kind of difference, and of the vote of those that count; columns of a record."""
     parts, rows = parts_of_population(population), []
     for name in names:
-        votes = [_single(part.frame, name) for part in parts]
+        votes = [_vote_of_measure(part.frame, name) for part in parts]
         for kind, changed in CHANGED.items():
             found = agreement(parts, votes, changed)
             rows.append((name, kind, found.value, *found.ends, found.pairs))
@@ -143,7 +143,7 @@ def by_difference(population: pd.DataFrame, names: Sequence[str]) -> pd.DataFram
 def records_on(population: pd.DataFrame, name: str) -> dict[str, Record]:
     """{kind of difference: how a measure ranked such pairs}, for the kinds that the population has."""
     parts, records = parts_of_population(population), {}
-    votes = [_single(part.frame, name) for part in parts]
+    votes = [_vote_of_measure(part.frame, name) for part in parts]
     for kind, changed in CHANGED.items():
         found = agreement(parts, votes, changed)
         if found.pairs:
@@ -157,7 +157,7 @@ def vote_on_the_other(parts: Sequence[PairedNetworks], names: Sequence[str], kin
     for scored in dict.fromkeys(part.data for part in parts):
         chosen = counting([part for part in parts if part.data != scored], names, kind)
         there = [part for part in parts if part.data == scored]
-        found.append(agreement(there, [_together(part.frame, chosen) for part in there], CHANGED[kind]))
+        found.append(agreement(there, [_vote_of_measures(part.frame, chosen) for part in there], CHANGED[kind]))
     values, errors, pairs, apart = zip(*found, strict=True)
     return Agreement(float(np.mean(values)), math.hypot(*errors) / len(errors), sum(pairs), sum(apart))
 
@@ -168,22 +168,22 @@ def counting(parts: Sequence[PairedNetworks], names: Sequence[str], kind: str) -
     for name in names:
         entry = known.get(base_name(name))
         if entry is not None and entry.direction != "none":
-            found = agreement(parts, [_single(part.frame, name) for part in parts], CHANGED[kind])
+            found = agreement(parts, [_vote_of_measure(part.frame, name) for part in parts], CHANGED[kind])
             if found.ends[0] > 0:
                 chosen.append(name)
     return chosen
 
 
-def _single(frame: pd.DataFrame, name: str) -> Vote:
-    values = _turned(frame, name)
+def _vote_of_measure(frame: pd.DataFrame, name: str) -> Vote:
+    values = _column_rising_with_gap(frame, name)
     return lambda first, second: np.sign(values[first] - values[second])
 
 
-def _together(frame: pd.DataFrame, names: Sequence[str]) -> Vote:
+def _vote_of_measures(frame: pd.DataFrame, names: Sequence[str]) -> Vote:
     """The mean over families of the mean of their measures' signs."""
     known, families = declarations(), dict[str, list[Floats]]()
     for name in names:
-        families.setdefault(known[base_name(name)].family, []).append(_turned(frame, name))
+        families.setdefault(known[base_name(name)].family, []).append(_column_rising_with_gap(frame, name))
 
     def vote(first: Codes, second: Codes) -> Floats:
         total = np.zeros(len(first))
@@ -194,7 +194,7 @@ def _together(frame: pd.DataFrame, names: Sequence[str]) -> Vote:
     return vote
 
 
-def _turned(frame: pd.DataFrame, name: str) -> Floats:
+def _column_rising_with_gap(frame: pd.DataFrame, name: str) -> Floats:
     """A column with the sign with which it should rise with the gap."""
     entry = declarations().get(base_name(name))
     direction = BASELINES.get(name, "lower") if entry is None else entry.direction

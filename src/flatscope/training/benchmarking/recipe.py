@@ -126,7 +126,7 @@ def small_network(kind: str, width: int, depth: int, channels: int, side: int) -
     return nn.Sequential(*parts, nn.Linear(features, 10))
 
 
-def networks(most: int | None = None, data_sets: Sequence[str] = ()) -> pd.DataFrame:
+def benchmark_networks(most: int | None = None, data_sets: Sequence[str] = ()) -> pd.DataFrame:
     """The design: a row per network with its data set, its settings and its seed, which is its number.
 
     Args:
@@ -147,12 +147,12 @@ def networks(most: int | None = None, data_sets: Sequence[str] = ()) -> pd.DataF
     return frame[np.all([frame[name] == value for name, value in held.items()], axis=0)] if held else frame
 
 
-def records(rows: pd.DataFrame) -> list[dict[str, Any]]:
+def rows_as_dictionaries(rows: pd.DataFrame) -> list[dict[str, Any]]:
     """The rows one by one, values by column."""
     return [{str(name): value for name, value in row.items()} for row in rows.to_dict("records")]
 
 
-def configuration(row: Mapping[str, Any], stop: float) -> Config:
+def network_configuration(row: Mapping[str, Any], stop: float) -> Config:
     """One network up to one stop, as sweeps describe it: `train_and_measure` trains the very same."""
     channels, side = IMAGES[row["data"]]
     (factor, optimizer), seed = OPTIMIZERS[row["optimizer"]], int(row["seed"])
@@ -219,12 +219,14 @@ def measure_networks(configs: list[Config], store: Store, report: Report) -> Non
         if store.read(config["network"]).metrics["reached"]:
             problem = stored_problem(store, config["network"])
             problem = rescaled_twin(problem, config["network"]["model"]["seed"]) if config["rescaled"] else problem
-            metrics = {"measured": _numbers(problem, config["measures"], config["options"])}
+            metrics = {"measured": _numbers_by_measure(problem, config["measures"], config["options"])}
         store.write(config, metrics | {"core_seconds": time.process_time() - begun})
         report((number + 1) / len(configs), "measuring")
 
 
-def _numbers(problem: Problem, names: Sequence[str], options: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
+def _numbers_by_measure(
+    problem: Problem, names: Sequence[str], options: Mapping[str, Mapping[str, Any]]
+) -> dict[str, float]:
     """One number per measure, and per form of those that have several."""
     ctx = Context(problem)
     found = measure(problem, names, options=options, context=ctx).one_each()
@@ -247,13 +249,18 @@ def measuring_units(rows: pd.DataFrame, measures: Collection[str]) -> list[list[
     """Units of `measure_networks` for these networks, the quick measures of all networks first."""
     chosen = [entry for entry in declarations().values() if entry.name in measures]
     quick, long = ([entry.name for entry in chosen if (entry.cost == "long") is wanted] for wanted in (False, True))
-    few, last = rows[rows["seed"].isin(networks(SUBSET)["seed"])], STOPS[-1:]
+    few, last = rows[rows["seed"].isin(benchmark_networks(SUBSET)["seed"])], STOPS[-1:]
     parts = [(rows, STOPS, quick, False), (few, last, quick, True), (few, STOPS, long, False), (few, last, long, True)]
     units = []
     for some, stops, names, rescaled in parts:
         configs = [
-            {"network": configuration(row, stop), "measures": names, "options": options_of(names), "rescaled": rescaled}
-            for row in records(some)
+            {
+                "network": network_configuration(row, stop),
+                "measures": names,
+                "options": options_of(names),
+                "rescaled": rescaled,
+            }
+            for row in rows_as_dictionaries(some)
             for stop in stops
             if names
         ]
@@ -266,41 +273,41 @@ def options_of(names: Collection[str]) -> dict[str, dict[str, Any]]:
     return {name: given for name, given in OPTIONS.items() if name in names}
 
 
-def train(rows: pd.DataFrame, store: Store, *, workers: int | None = None) -> None:
+def train_missing_networks(rows: pd.DataFrame, store: Store, *, workers: int | None = None) -> None:
     """Train what the store lacks of these networks; those of one shape, batch size and optimizer as one stack."""
     units: dict[tuple[Any, ...], list[Config]] = {}
-    for row in records(rows):
+    for row in rows_as_dictionaries(rows):
         shape = tuple(row[name] for name in ("data", "kind", "width", "depth", "batch_size", "optimizer"))
-        units.setdefault(shape, []).extend(configuration(row, stop) for stop in STOPS)
+        units.setdefault(shape, []).extend(network_configuration(row, stop) for stop in STOPS)
     run_units(list(units.values()), TRAIN_WORK, store, workers=workers)
 
 
-def build(store: Store, *, workers: int | None = None) -> tuple[pd.DataFrame, dict[str, Any]]:
+def train_and_measure_population(store: Store, *, workers: int | None = None) -> tuple[pd.DataFrame, dict[str, Any]]:
     """Train and measure the whole population, as far as the store does not have it; the table and what it cost.
 
     Where the store has some of the measures, those that were declared since are taken of the same networks.
     """
-    rows = networks()
-    train(rows, store, workers=workers)
-    began = sorted({tuple(config["measures"]) for config, _ in measured(store)})
+    rows = benchmark_networks()
+    train_missing_networks(rows, store, workers=workers)
+    began = sorted({tuple(config["measures"]) for config, _ in stored_measurements(store)})
     fresh = declarations().keys() - LEFT_OUT - set(itertools.chain(*began))
     for names in (*began, fresh):
         run_units(measuring_units(rows, names), LOOK_WORK, store, workers=workers)
-    return collected(rows, store)
+    return collect_stored_results(rows, store)
 
 
-def collected(rows: pd.DataFrame, store: Store) -> tuple[pd.DataFrame, dict[str, Any]]:
+def collect_stored_results(rows: pd.DataFrame, store: Store) -> tuple[pd.DataFrame, dict[str, Any]]:
     """Stored results of these networks: a row per network and stop, and the seconds of one core that it took."""
     spent = {"training": 0.0, "measuring": 0.0}
     found: dict[tuple[int, float], dict[str, Any]] = {}
-    for row in records(rows):
+    for row in rows_as_dictionaries(rows):
         for stop in STOPS:
-            metrics = store.read(configuration(row, stop)).metrics
+            metrics = store.read(network_configuration(row, stop)).metrics
             spent["training"] += metrics["core_seconds"]
             values = {name: metrics.get(name, math.nan) for name in OUTCOMES}
             values["gap"] = values["test_error"] - values["train_error"]
             found[row["seed"], stop] = {**row, "stop": stop, "reached": metrics["reached"], **values}
-    for config, metrics in measured(store):
+    for config, metrics in stored_measurements(store):
         seed, stop = config["network"]["train"]["seed"], config["network"]["train"]["stop_loss"]
         spent["measuring"] += metrics["core_seconds"]
         prefix = RESCALED if config["rescaled"] else ""
@@ -311,7 +318,7 @@ def collected(rows: pd.DataFrame, store: Store) -> tuple[pd.DataFrame, dict[str,
     return frame, {f"seconds {what}": round(s) for what, s in spent.items()}
 
 
-def measured(store: Store) -> Iterator[tuple[Config, dict[str, Any]]]:
+def stored_measurements(store: Store) -> Iterator[tuple[Config, dict[str, Any]]]:
     """Stored results of `measure_networks`, with the options of today."""
     for trial in store.stored():
         if "network" in trial.config and trial.config["options"] == options_of(trial.config["measures"]):

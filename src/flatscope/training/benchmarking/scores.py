@@ -82,12 +82,12 @@ def with_controls(population: pd.DataFrame) -> pd.DataFrame:
 
 def columns_named(table: pd.DataFrame, named: Sequence[str]) -> list[str]:
     """Columns by their names, and measures by names or globs; all columns of measures where nothing is named."""
-    known = of_measures(table)
+    known = measure_columns_of(table)
     chosen = [[name] if name in known else [entry.name for entry in select(name)] for name in named]
     return list(dict.fromkeys(itertools.chain(*chosen))) if named else known
 
 
-def of_measures(table: pd.DataFrame) -> list[str]:
+def measure_columns_of(table: pd.DataFrame) -> list[str]:
     """Columns of measures, with options in brackets, those of one measure together; not those of rescaled twins."""
     columns: dict[str, list[str]] = {name: [] for name in declarations()}
     for column in table.columns:
@@ -96,10 +96,10 @@ def of_measures(table: pd.DataFrame) -> list[str]:
     return list(itertools.chain(*columns.values()))
 
 
-def valued(population: pd.DataFrame) -> list[str]:
+def columns_with_values(population: pd.DataFrame) -> list[str]:
     """Columns of measures that were taken of these networks, not of a few of them."""
     there = population[population["reached"]]
-    return [name for name in of_measures(there) if there[name].notna().mean() > 0.5]
+    return [name for name in measure_columns_of(there) if there[name].notna().mean() > 0.5]
 
 
 def score_all(population: pd.DataFrame, names: Iterable[str]) -> pd.DataFrame:
@@ -115,21 +115,25 @@ def score_all(population: pd.DataFrame, names: Iterable[str]) -> pd.DataFrame:
     for (data, stop), part in population[population["reached"]].groupby(["data", "stop"], sort=False):
         for name, direction in directions.items():
             sign, twins = SIGNS[direction], stop == STOPS[-1]
-            scores = _chance(part, twins=twins) if name == CHANCE else _scores(part, name, sign, twins=twins)
+            scores = (
+                _scores_of_random_numbers(part, twins=twins)
+                if name == CHANCE
+                else _scores_of_measure(part, name, sign, twins=twins)
+            )
             for score, found in scores.items():
                 ends = (found.value, found.low, found.high, found.n, found.note)
                 rows.append((name, data, stop, score, *ends))
     return pd.DataFrame(rows, columns=list(COLUMNS)).astype(COLUMNS)
 
 
-def _chance(part: pd.DataFrame, *, twins: bool) -> dict[str, Estimate]:
+def _scores_of_random_numbers(part: pd.DataFrame, *, twins: bool) -> dict[str, Estimate]:
     """The scores of random numbers: their means over draws, and where 95 % of the draws lie."""
     random = np.random.RandomState(1)
     drawn: dict[str, list[float]] = {}
     for _ in range(DRAWS):
         values = random.standard_normal((2, len(part)))
         one = part.assign(**{CHANCE: values[0], f"{RESCALED}{CHANCE}": values[1]})
-        for score, found in _scores(one, CHANCE, 1.0, twins=twins).items():
+        for score, found in _scores_of_measure(one, CHANCE, 1.0, twins=twins).items():
             drawn.setdefault(score, []).append(found.value)
     note = f"mean of {DRAWS} draws, and where 95 % of them lie"
     scores = {}
@@ -139,7 +143,7 @@ def _chance(part: pd.DataFrame, *, twins: bool) -> dict[str, Estimate]:
     return scores
 
 
-def _scores(part: pd.DataFrame, name: str, sign: float, *, twins: bool) -> dict[str, Estimate]:
+def _scores_of_measure(part: pd.DataFrame, name: str, sign: float, *, twins: bool) -> dict[str, Estimate]:
     """The scores of one measure on the networks of one data set at one stop."""
     settings = [setting for setting in SETTINGS if part[setting].nunique() > 1]
     turned = part.assign(turned=sign * part[name].astype(float)) if name in part else part.assign(turned=math.nan)
@@ -155,7 +159,7 @@ def _scores(part: pd.DataFrame, name: str, sign: float, *, twins: bool) -> dict[
         "tau": correlate(turned["turned"], turned[TARGET], "kendall"),
         "psi": granulated_kendall(turned, "turned", TARGET, settings).average,
         "information": conditional_mutual_information(turned, "turned", TARGET, settings),
-        "worst_error": _noted(signs.worst, signs.worst_environment),
+        "worst_error": _with_note(signs.worst, signs.worst_environment),
     }
     if twins:
         after = (
@@ -168,11 +172,11 @@ def _scores(part: pd.DataFrame, name: str, sign: float, *, twins: bool) -> dict[
     return found
 
 
-def _noted(found: Estimate, note: str) -> Estimate:
+def _with_note(found: Estimate, note: str) -> Estimate:
     return Estimate(found.value, found.low, found.high, n=found.n, method=found.method, note=note)
 
 
-def score_words(row: pd.Series[Any] | None) -> str:
+def score_in_words(row: pd.Series[Any] | None) -> str:
     """`0.62 [0.31, 0.81]`."""
     if row is None or math.isnan(row["value"]):
         return "n/a"
@@ -185,7 +189,7 @@ def score_number(value: float) -> str:
     return "n/a" if math.isnan(value) else f"{round(value, 2) + 0.0:.2f}".replace("-", "−")
 
 
-def place_words(own: str, ranked: Sequence[str], share: str, survival: float) -> str:
+def place_of_own_measure_in_words(own: str, ranked: Sequence[str], share: str, survival: float) -> str:
     """A sentence on a user's own measure: its place, how many pairs it ranks rightly, whether rescaling moves it.
 
     Args:

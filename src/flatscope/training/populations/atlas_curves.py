@@ -130,11 +130,16 @@ class Atlas(Result):
         known = [point for point in self.curve(measure, axis, scope, kind) if not math.isnan(point.value)]
         if not known:
             return f"{measure}: {KINDS[which]} has no value: too few networks, or nothing varies."
-        begins, ends = (f"{estimate(point)} at {place(along, point.at)}" for point in (known[0], known[-1]))
+        begins, ends = (
+            f"{estimate_with_interval(point)} at {place_in_words(along, point.at)}" for point in (known[0], known[-1])
+        )
         if len(known) == 1:
             return f"{measure}: {KINDS[which]} {begins}, the only point."
         turns = self.turns(measure, axis, scope, kind)
-        words = ", ".join(f"turns between {between(along, a, b)}{_near(along, known, a, b)}" for a, b in turns)
+        words = ", ".join(
+            f"turns between {places_between_in_words(along, a, b)}{_place_of_zero_crossing(along, known, a, b)}"
+            for a, b in turns
+        )
         if not turns:
             words = "keeps its sign" if known[0].settled and known[-1].settled else "no settled turn"
         return f"{measure}: {KINDS[which]} {begins}, {words}, {ends}."
@@ -167,42 +172,49 @@ class Atlas(Result):
         axis, rows = self._names["axis"][0], []
         for measure in self.names("measure"):
             first, last = (self.curve(measure)[end] for end in (0, -1))
-            turned = "; ".join(between(axis, a, b) for a, b in self.turns(measure)) or "no"
-            rows.append([measure, f"{estimate(first)}, n = {first.n}", turned, f"{estimate(last)}, n = {last.n}"])
-        return ["measure", place(axis, first.at), "turns between", place(axis, last.at)], rows
+            turned = "; ".join(places_between_in_words(axis, a, b) for a, b in self.turns(measure)) or "no"
+            rows.append(
+                [
+                    measure,
+                    f"{estimate_with_interval(first)}, n = {first.n}",
+                    turned,
+                    f"{estimate_with_interval(last)}, n = {last.n}",
+                ]
+            )
+        return ["measure", place_in_words(axis, first.at), "turns between", place_in_words(axis, last.at)], rows
 
 
-def signed(value: float) -> str:
+def signed_number(value: float) -> str:
     """`+0.71`."""
     return "n/a" if math.isnan(value) else f"{value:+.2f}".replace("-", "−")
 
 
-def interval(point: CurvePoint) -> str:
+def interval_in_words(point: CurvePoint) -> str:
     """`[−0.61, −0.42]`, or nothing."""
     return "" if math.isnan(point.low) else f"[{point.low:.2f}, {point.high:.2f}]".replace("-", "−")
 
 
-def estimate(point: CurvePoint) -> str:
+def estimate_with_interval(point: CurvePoint) -> str:
     """`−0.52 [−0.61, −0.42]`."""
-    return f"{signed(point.value)} {interval(point)}".strip()
+    return f"{signed_number(point.value)} {interval_in_words(point)}".strip()
 
 
-def level_words(axis: str, at: float) -> str:
+def level_in_words(axis: str, at: float) -> str:
     """A value of an axis: 0.05, 99.5 %, 150."""
     return f"{100 * at:.6g}\N{NO-BREAK SPACE}%" if axis == "train_accuracy" else number(at, 3)
 
 
-def place(axis: str, at: float) -> str:
+def place_in_words(axis: str, at: float) -> str:
     """`epoch 150`, `training loss 0.1`."""
-    return f"{AXES[axis]} {level_words(axis, at)}"
+    return f"{AXES[axis]} {level_in_words(axis, at)}"
 
 
-def between(axis: str, first: float, last: float) -> str:
+def places_between_in_words(axis: str, first: float, last: float) -> str:
     """`epochs 40 and 160`."""
-    return f"{MANY[axis]} {level_words(axis, first)} and {level_words(axis, last)}"
+    return f"{MANY[axis]} {level_in_words(axis, first)} and {level_in_words(axis, last)}"
 
 
-def _near(axis: str, known: Sequence[CurvePoint], first: float, last: float) -> str:
+def _place_of_zero_crossing(axis: str, known: Sequence[CurvePoint], first: float, last: float) -> str:
     """Place at which the curve itself crosses zero between two points, if it does so once."""
     inside = [point for point in known if min(first, last) <= point.at <= max(first, last)]
     crossed = [(a, b) for a, b in itertools.pairwise(inside) if a.value * b.value < 0]
@@ -210,4 +222,4 @@ def _near(axis: str, known: Sequence[CurvePoint], first: float, last: float) -> 
         return ""
     a, b = crossed[0]
     at = a.at + a.value / (a.value - b.value) * (b.at - a.at)
-    return f" (zero near {level_words(axis, round(at) if axis == 'epoch' else float(f'{at:.2g}'))})"
+    return f" (zero near {level_in_words(axis, round(at) if axis == 'epoch' else float(f'{at:.2g}'))})"

@@ -17,8 +17,13 @@ from flatscope.progress import progress
 from flatscope.significance import checked_confidence
 from flatscope.stats.estimate import Codes, Floats
 from flatscope.training.populations.atlas_curves import AXES, KINDS, Atlas
-from flatscope.training.populations.population_frame import comparable, measure_columns, target_column
-from flatscope.training.populations.resampled import FEWEST, copies, intervals, weighted_correlation
+from flatscope.training.populations.population_frame import comparable_column, measure_columns, target_column
+from flatscope.training.populations.resampled import (
+    FEWEST,
+    copies_in_resamples,
+    correlation_intervals,
+    weighted_correlation,
+)
 from flatscope.version import __version__
 
 ALL = "all networks"
@@ -93,10 +98,10 @@ def atlas(
         refuse_unknown(name, KINDS, "kind of correlation")
     refuse_unless_whole(resamples, "resamples", least=100)
     level = checked_confidence(confidence)
-    looks, named, measures, target, notes = _checked(frame, measures, target, by, network)
+    looks, named, measures, target, notes = _checked_atlas_input(frame, measures, target, by, network)
     codes = looks.pop("network").to_numpy()
-    scopes = list(_scopes(looks, codes, by))
-    points = list(_points(looks, codes, levels or {}))
+    scopes = list(_atlas_scopes(looks, codes, by))
+    points = list(_atlas_points(looks, codes, levels or {}))
     if not points:
         got = "at most " + numbered(int(looks.groupby("epoch").size().max()), "network")
         fix = "Look at the networks after the same epochs"
@@ -104,10 +109,10 @@ def atlas(
     rows: list[pd.DataFrame] = []
     with progress("Correlations", total=len(kinds) * len(scopes) * len(points)) as advance:
         for scope in scopes:
-            counts = copies(scope.strata, resamples, seed)
+            counts = copies_in_resamples(scope.strata, resamples, seed)
             for kind, axis in itertools.product(kinds, AXES):
                 own = [point for point in points if point.axis == axis]
-                rows += _curves(looks, measures, target, kind, scope, own, counts, level) if own else ()
+                rows += _atlas_curves(looks, measures, target, kind, scope, own, counts, level) if own else ()
                 advance(len(own))
     meta = {
         "target": target, "by": list(by), "network": named, "networks": int(codes.max()) + 1, "confidence": level,
@@ -162,7 +167,7 @@ def _notes_on_left_out(constant: Sequence[str], target: str, n_lost: int) -> lis
     return [*notes, lost] if n_lost else notes
 
 
-def _checked(
+def _checked_atlas_input(
     frame: pd.DataFrame, measures: Sequence[str], target: str, by: Sequence[str], network: str
 ) -> tuple[pd.DataFrame, str, list[str], str, list[str]]:
     """Needed columns with networks numbered; the column that names networks; measures; target; remarks."""
@@ -199,12 +204,12 @@ def _checked(
     )
 
 
-def _scopes(looks: pd.DataFrame, codes: Codes, by: Sequence[str]) -> Iterator[Scope]:
+def _atlas_scopes(looks: pd.DataFrame, codes: Codes, by: Sequence[str]) -> Iterator[Scope]:
     """All networks; within the values of each setting and of all; every value of a setting by itself."""
     settings = looks[list(by)].groupby(codes).first()
     together = np.zeros(int(codes.max()) + 1, dtype=np.int64)
     yield Scope(ALL, together, together)
-    numbered_by = {name: pd.factorize(comparable(settings[name]), sort=True) for name in by}
+    numbered_by = {name: pd.factorize(comparable_column(settings[name]), sort=True) for name in by}
     within: dict[str, Codes] = {
         f"within {name}": np.asarray(groups, dtype=np.int64) for name, (groups, _) in numbered_by.items()
     }
@@ -224,7 +229,7 @@ def _scopes(looks: pd.DataFrame, codes: Codes, by: Sequence[str]) -> Iterator[Sc
             yield Scope(f"{name} = {shown}", np.where(groups == n, 0, -1), groups)
 
 
-def _points(looks: pd.DataFrame, codes: Codes, levels: Mapping[str, Sequence[float]]) -> Iterator[Point]:
+def _atlas_points(looks: pd.DataFrame, codes: Codes, levels: Mapping[str, Sequence[float]]) -> Iterator[Point]:
     """The epochs, then the levels of loss and accuracy, in the order of training, that enough networks come to."""
     for name in levels:
         refuse_unknown(name, [axis for axis in AXES if axis != "epoch"], "axis with levels")
@@ -255,7 +260,7 @@ def _points(looks: pd.DataFrame, codes: Codes, levels: Mapping[str, Sequence[flo
         yield Point(axis, at, of_network)
 
 
-def _curves(
+def _atlas_curves(
     looks: pd.DataFrame, measures: Sequence[str], target: str, kind: str, scope: Scope, points: Sequence[Point],
     counts: Floats, confidence: float,
 ) -> Iterator[pd.DataFrame]:  # fmt: skip
@@ -275,9 +280,9 @@ def _curves(
                 pair = x[known], y[known], counts[:, there[known]]
                 drawn[:, m, p] = weighted_correlation(*pair, kind, scope.groups[there[known]])
     shape = sizes.shape
-    found = intervals(drawn.reshape(len(counts), -1), sizes.ravel(), groups.ravel(), confidence)
+    found = correlation_intervals(drawn.reshape(len(counts), -1), sizes.ravel(), groups.ravel(), confidence)
     value = np.where((sizes >= FEWEST) & (drawn.any(axis=0)), drawn[0], math.nan)
-    medians = np.array([_medians(looks, scope, point) for point in points]).reshape(-1, 2)
+    medians = np.array([_median_epoch_and_loss(looks, scope, point) for point in points]).reshape(-1, 2)
     with np.errstate(divide="ignore", invalid="ignore"):
         z, reach = np.arctanh(value), found.reach.reshape(shape)
     for m, measure in enumerate(measures):
@@ -293,13 +298,13 @@ def _curves(
         )  # fmt: skip
 
 
-def _medians(looks: pd.DataFrame, scope: Scope, point: Point) -> tuple[float, float]:
+def _median_epoch_and_loss(looks: pd.DataFrame, scope: Scope, point: Point) -> tuple[float, float]:
     """Epoch and training loss of the networks at a point, in the median."""
     rows = point.rows[(scope.groups >= 0) & (point.rows >= 0)]
-    return _median(looks, "epoch", rows), _median(looks, "train_loss", rows)
+    return _median_of_known(looks, "epoch", rows), _median_of_known(looks, "train_loss", rows)
 
 
-def _median(looks: pd.DataFrame, name: str, rows: Codes) -> float:
+def _median_of_known(looks: pd.DataFrame, name: str, rows: Codes) -> float:
     """Of what is known of these rows; NaN for nothing."""
     found = looks[name].to_numpy()[rows] if name in looks else np.empty(0)
     known = found[~np.isnan(found)]

@@ -84,7 +84,7 @@ class PopulationFrame(Result):
         parameters = self.parameters
         if parameters is None:
             most = max(3, len(self.frame) // 2)
-            parameters = [name for name in others if 1 < comparable(self.frame[name]).nunique() < most]
+            parameters = [name for name in others if 1 < comparable_column(self.frame[name]).nunique() < most]
         object.__setattr__(self, "target", target)
         object.__setattr__(self, "measures", measures)
         object.__setattr__(self, "parameters", tuple(parameters))
@@ -156,7 +156,7 @@ def measure_columns(frame: pd.DataFrame, target: str = "") -> tuple[str, ...]:
     return tuple(str(name) for name in numeric.columns if str(name) != target and base_name(str(name)) in known)
 
 
-def comparable(column: pd.Series[Any]) -> pd.Series[Any]:
+def comparable_column(column: pd.Series[Any]) -> pd.Series[Any]:
     """Numbers as they are, anything else as text where there is any: lists, as widths of networks, have no order."""
     numeric = pd.api.types.is_numeric_dtype(column) and not pd.api.types.is_bool_dtype(column)
     return column if numeric else column.map(str, na_action="ignore")
@@ -209,12 +209,12 @@ def population_statistics(population: PopulationFrame) -> list[MeasureStatistics
     return sorted(found, key=lambda entry: -abs(entry.kendall.value) if np.isfinite(entry.kendall.value) else 1.0)
 
 
-def colouring(population: PopulationFrame) -> pd.Series[Any] | None:
+def colour_column(population: PopulationFrame) -> pd.Series[Any] | None:
     """The column that colours the networks: the first hyper-parameter, else outcome, of few levels or of numbers."""
     frame = population.frame
     used = {population.target, *population.measures}
     for name in dict.fromkeys([*(population.parameters or ()), *(name for name in frame.columns if name not in used)]):
-        column = comparable(frame[name])
+        column = comparable_column(frame[name])
         if column.nunique() > 1 and (column.nunique() <= MOST_LEVELS or pd.api.types.is_numeric_dtype(column)):
             return column
     return None

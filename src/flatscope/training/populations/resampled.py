@@ -29,7 +29,7 @@ class Intervals(NamedTuple):
     factor: float
 
 
-def copies(strata: Codes, resamples: int, seed: int) -> Floats:
+def copies_in_resamples(strata: Codes, resamples: int, seed: int) -> Floats:
     """Number of copies of each network in each resample: (1 + resamples, networks), first all of them once.
 
     Every stratum keeps its size.
@@ -55,21 +55,21 @@ def weighted_correlation(x: Floats, y: Floats, counts: Floats, kind: str, groups
         kind: "pearson", "spearman" or "kendall".
         groups: number of each network's group; all the same for a correlation over all networks.
     """
-    together, of_x, of_y = (_pairs if kind == "kendall" else _products)(x, y, counts, kind, groups)
+    together, of_x, of_y = (_concordant_pairs if kind == "kendall" else _sums_of_products)(x, y, counts, kind, groups)
     size = np.sqrt(of_x * of_y)
     found: Floats = np.clip(np.divide(together, size, out=np.zeros_like(size), where=size > 0), -1, 1)
     return found
 
 
-def _products(x: Floats, y: Floats, counts: Floats, kind: str, groups: Codes) -> tuple[Floats, Floats, Floats]:
+def _sums_of_products(x: Floats, y: Floats, counts: Floats, kind: str, groups: Codes) -> tuple[Floats, Floats, Floats]:
     """Sums of products of deviations from the means of the groups."""
     member = (groups[:, None] == np.unique(groups)).astype(np.float64)  # (networks, groups)
     if kind == "spearman":
-        a, b = (counts * _ranks(values, counts) for values in (x, y))
+        a, b = (counts * _ranks_in_resamples(values, counts) for values in (x, y))
         (ma, mb), c = (a @ member, b @ member), np.maximum(counts, 1)  # where a network is not drawn, a and b are 0
         sums = [(p * q / c).sum(1) for p, q in ((a, b), (a, a), (b, b))]
     else:  # numbers that no resample changes
-        u, v = (_standardised(values, member) for values in (x, y))
+        u, v = (_standardised_within_groups(values, member) for values in (x, y))
         ma, mb = counts @ (member * u[:, None]), counts @ (member * v[:, None])
         sums = list((counts @ np.stack([u * v, u * u, v * v], axis=1)).T)
     size = np.maximum(counts @ member, 1)
@@ -79,7 +79,7 @@ def _products(x: Floats, y: Floats, counts: Floats, kind: str, groups: Codes) ->
     return sums[0] - means[0], of_x, of_y
 
 
-def _standardised(values: Floats, member: Floats) -> Floats:
+def _standardised_within_groups(values: Floats, member: Floats) -> Floats:
     """Values without the means of the groups, scaled: large means would cost digits, correlations stay."""
     centred = values - values.mean()
     within = centred - member @ (centred @ member / member.sum(0))
@@ -88,7 +88,7 @@ def _standardised(values: Floats, member: Floats) -> Floats:
     return within / spread if spread > 1e-10 * np.abs(centred).max() else np.zeros_like(within)
 
 
-def _ranks(values: Floats, counts: Floats) -> Floats:
+def _ranks_in_resamples(values: Floats, counts: Floats) -> Floats:
     """Mean ranks of all copies in every resample: (resamples, networks)."""
     _, inverse = np.unique(values, return_inverse=True)
     order = np.argsort(inverse, kind="stable")
@@ -98,7 +98,7 @@ def _ranks(values: Floats, counts: Floats) -> Floats:
     return ranks
 
 
-def _pairs(x: Floats, y: Floats, counts: Floats, kind: str, groups: Codes) -> tuple[Floats, Floats, Floats]:
+def _concordant_pairs(x: Floats, y: Floats, counts: Floats, kind: str, groups: Codes) -> tuple[Floats, Floats, Floats]:
     """Concordant less discordant pairs, and pairs that differ in x and in y, each pair twice."""
     same = groups[:, None] == groups[None, :]
     dx, dy = (np.sign(v[:, None] - v[None, :]) * same for v in (x, y))
@@ -106,7 +106,7 @@ def _pairs(x: Floats, y: Floats, counts: Floats, kind: str, groups: Codes) -> tu
     return together, of_x, of_y
 
 
-def intervals(drawn: Floats, networks: Codes, groups: Codes, confidence: float) -> Intervals:
+def correlation_intervals(drawn: Floats, networks: Codes, groups: Codes, confidence: float) -> Intervals:
     """Intervals on Fisher's scale from the spread of the resamples, of each point and of all together.
 
     The reach of a point is the quantile of how far resamples are from the correlation, widened as Student's t is

@@ -11,9 +11,9 @@ from torch import nn
 from flatscope.context import Context
 from flatscope.curvature.spectrum import Wanted
 from flatscope.errors import InputError, refuse_unless_whole
-from flatscope.forms import point_of
+from flatscope.forms import context_in_declared_form
 from flatscope.loss import PerSample
-from flatscope.measures.weight_flatness import whole_spectrum
+from flatscope.measures.weight_flatness import whole_matrix_and_search
 from flatscope.measuring import measure
 from flatscope.problem import Problem
 from flatscope.registry import declarations
@@ -127,7 +127,7 @@ class StabilityRecorder(Recorder):
     def _table(self, problem: Problem) -> Table:
         ctx, count = Context(problem, seed=self.seed), self._count
         names = [*self.names, *([NOISE] if self.noise_every and count % self.noise_every == 0 else [])]
-        _, search = point_of(ctx, declarations()[LAMBDA]).cached(whole_spectrum)
+        _, search = context_in_declared_form(ctx, declarations()[LAMBDA]).cached(whole_matrix_and_search)
         table = measure(problem, names, options=self.options, context=ctx)
         table.meta |= {"train_loss": ctx.scores().loss, "products": search.products}
         dense = self.density_every and count % self.density_every == 0
@@ -140,7 +140,7 @@ class StabilityRecorder(Recorder):
     @property
     def stability(self) -> Stability:
         """All records, and the place of the training against the edge."""
-        rows = [_row(self.steps[epoch], table, self.rules[epoch]) for epoch, table in self.tables.items()]
+        rows = [_stability_row(self.steps[epoch], table, self.rules[epoch]) for epoch, table in self.tables.items()]
         last = self.rules[max(self.tables)] if self.tables else UpdateRule("SGD", 1.0)
         n = next((int(table.meta["n_train"]) for table in self.tables.values()), 0)
         meta = {key: value for table in self.tables.values() for key, value in table.meta.items() if key in KEPT}
@@ -148,7 +148,7 @@ class StabilityRecorder(Recorder):
         return Stability(pd.DataFrame(rows), last, self.batch if self.batch != n else None, dict(self.densities), meta)
 
 
-def _row(step: int, table: Table, rule: UpdateRule) -> dict[str, Any]:
+def _stability_row(step: int, table: Table, rule: UpdateRule) -> dict[str, Any]:
     """One record; what is not known is NaN, with the reason."""
     found = {str(row["measure"]): row for row in table.to_frame().to_dict("records")}
     top, remarks = found[LAMBDA], [rule.unknown]

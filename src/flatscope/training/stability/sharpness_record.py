@@ -97,7 +97,7 @@ def edge_standing(steps: Sequence[float], values: Sequence[float]) -> EdgeStandi
     for first in np.flatnonzero(inside & (series >= EDGE)).tolist():
         begun = inside[first : first + LEAST_RECORDS]
         stays = len(begun) == LEAST_RECORDS and min(begun.mean(), inside[first:].mean()) >= INSIDE
-        if stays and not _drifts_away(series[first:]):
+        if stays and not _series_drifts_away(series[first:]):
             return told("edge", first)
     last = len(series) - max(FEWEST, math.ceil(LAST * len(series)))
     if last < 0:
@@ -107,7 +107,7 @@ def edge_standing(steps: Sequence[float], values: Sequence[float]) -> EdgeStandi
     return told("above" if (series[last:] > (1 + BAND) * EDGE).all() else "moving", last)
 
 
-def _drifts_away(series: np.ndarray[Any, np.dtype[np.float64]]) -> bool:
+def _series_drifts_away(series: np.ndarray[Any, np.dtype[np.float64]]) -> bool:
     third = len(series) // 3
     before, after = (abs(part.mean() - EDGE) for part in (series[:third], series[-third:]))
     return bool(after - before > DRIFT * EDGE)

@@ -36,7 +36,7 @@ NOT_FINITE = "$float"  # JSON has no NaN and no infinity: {"$float": "nan"}
 PLACE = "device"  # where a trial runs is kept with it, but is not part of its name
 
 
-def plain(value: Any, where: str = "configuration") -> Any:
+def plain_value(value: Any, where: str = "configuration") -> Any:
     """The value as JSON would give it back: dictionaries with text keys, lists, numbers, text, True, False, None.
 
     Raises:
@@ -46,9 +46,9 @@ def plain(value: Any, where: str = "configuration") -> Any:
         for key in value:
             if not isinstance(key, str) or key == NOT_FINITE:
                 raise InputError(f"names as text, none of them {NOT_FINITE}", repr(key), where=where)
-        return {key: plain(item, f"{where}, {key}") for key, item in value.items()}
+        return {key: plain_value(item, f"{where}, {key}") for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(item, f"{where}, entry {index}") for index, item in enumerate(value)]
+        return [plain_value(item, f"{where}, entry {index}") for index, item in enumerate(value)]
     if hasattr(value, "item") and getattr(value, "ndim", None) == 0:
         value = value.item()  # a number of NumPy's or of torch's
     if value is None or isinstance(value, bool | str):
@@ -61,12 +61,14 @@ def plain(value: Any, where: str = "configuration") -> Any:
 
 def to_json(value: Any, *, indent: int | None = None) -> str:
     """Text of a plain value, readable by any JSON parser."""
-    return json.dumps(_tagged(value), indent=indent, allow_nan=False, ensure_ascii=False)
+    return json.dumps(_with_type_tags(value), indent=indent, allow_nan=False, ensure_ascii=False)
 
 
 def from_json(text: str | bytes, *, sealed_only: bool = False) -> Any:
     """Object that `to_json` wrote, with or without the checksum of a file."""
-    return from_json_bytes(text.encode() if isinstance(text, str) else text, _untagged, sealed_only=sealed_only)
+    return from_json_bytes(
+        text.encode() if isinstance(text, str) else text, _without_type_tags, sealed_only=sealed_only
+    )
 
 
 def key_of(config: Mapping[str, Any]) -> str:
@@ -80,41 +82,43 @@ def key_of(config: Mapping[str, Any]) -> str:
     """
     if not isinstance(config, Mapping):
         raise InputError("a dictionary", type(config).__name__, where="configuration")
-    same = _tagged(_whole_as_integer({name: item for name, item in plain(config).items() if name != PLACE}))
+    same = _with_type_tags(
+        _whole_numbers_as_integers({name: item for name, item in plain_value(config).items() if name != PLACE})
+    )
     text = json.dumps(same, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
-def flat(values: Mapping[str, Any]) -> dict[str, Any]:
+def flat_values(values: Mapping[str, Any]) -> dict[str, Any]:
     """One entry per number or word, named by its path; lists as JSON text, so that a cell holds one thing.
 
     Example:
         >>> flat({"train": {"lr": 0.1}, "widths": [8, 2]})
         {'train.lr': 0.1, 'widths': '[8, 2]'}
     """
-    cells = _dotted(values)
+    cells = _nested_as_dotted_keys(values)
     return {name: to_json(value) if isinstance(value, list | tuple) else value for name, value in cells.items()}
 
 
-def _whole_as_integer(value: Any) -> Any:
+def _whole_numbers_as_integers(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _whole_as_integer(item) for key, item in value.items()}
+        return {key: _whole_numbers_as_integers(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [_whole_as_integer(item) for item in value]
+        return [_whole_numbers_as_integers(item) for item in value]
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def _tagged(value: Any) -> Any:
+def _with_type_tags(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {key: _tagged(item) for key, item in value.items()}
+        return {key: _with_type_tags(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_tagged(item) for item in value]
+        return [_with_type_tags(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return {NOT_FINITE: str(value)}
     return value
 
 
-def _untagged(entry: dict[str, Any]) -> Any:
+def _without_type_tags(entry: dict[str, Any]) -> Any:
     return float(entry[NOT_FINITE]) if entry.keys() == {NOT_FINITE} else entry
 
 
@@ -146,13 +150,13 @@ class Sweep:
             if name not in PARTS:
                 fix = "What the trials share goes into [base], as [base.data] and [base.train]"
                 raise UnknownNameError(f"one of {', '.join(PARTS)}", repr(name), where=where, fix=fix)
-        given = {name: plain(value, f"{where}, {name}") for name, value in values.items()}
+        given = {name: plain_value(value, f"{where}, {name}") for name, value in values.items()}
         if not isinstance(given.get("name"), str) or not given["name"]:
             raise InputError("a name", repr(given.get("name")), where=f"{where}, name")
         for name, kind, words in (("base", dict, "a table"), ("grid", dict, "a table"), ("trials", list, "tables")):
             if not isinstance(given.get(name, kind()), kind):
                 raise InputError(words, repr(given[name]), where=f"{where}, {name}")
-        grid = _dotted(given.get("grid", {}))
+        grid = _nested_as_dotted_keys(given.get("grid", {}))
         for name, listed in grid.items():
             if not isinstance(listed, list) or not listed:
                 raise InputError(
@@ -177,12 +181,16 @@ class Sweep:
     def to_dict(self) -> Config:
         """Plain values, from which `from_dict` makes the same sweep."""
         values = {name: getattr(self, name) for name in PARTS}
-        return {name: plain(value) for name, value in values.items() if value is not None}
+        return {name: plain_value(value) for name, value in values.items() if value is not None}
 
     def combinations(self) -> list[Config]:
         """Resolved configurations of all trials; what a trial sets itself comes before the grid."""
         cells = [dict(zip(self.grid, chosen, strict=True)) for chosen in itertools.product(*self.grid.values())]
-        return [_changed(self.base, {**cell, **_dotted(trial)}) for trial in self.trials or [{}] for cell in cells]
+        return [
+            _with_changes(self.base, {**cell, **_nested_as_dotted_keys(trial)})
+            for trial in self.trials or [{}]
+            for cell in cells
+        ]
 
     def configs(self) -> list[Config]:
         """The combinations, each once."""
@@ -195,10 +203,12 @@ class Sweep:
             return [[config] for config in configs]
         groups: dict[str, list[Config]] = {}
         for config in configs:
-            groups.setdefault(to_json([_part(config, name) for name in self.group_by]), []).append(config)
+            groups.setdefault(to_json([_value_at_dotted_path(config, name) for name in self.group_by]), []).append(
+                config
+            )
         for name in self.group_by:
-            if all(_part(config, name) is None for config in configs):
-                paths = {tuple(path.split(".")) for config in configs for path in _dotted(config)}
+            if all(_value_at_dotted_path(config, name) is None for config in configs):
+                paths = {tuple(path.split(".")) for config in configs for path in _nested_as_dotted_keys(config)}
                 known = {".".join(path[:end]) for path in paths for end in range(1, len(path) + 1)}
                 raise UnknownNameError.among(name, known, "name in group_by")
         size = self.group_size or max(1, len(configs))
@@ -219,20 +229,20 @@ def read_toml(path: str | os.PathLike[str]) -> dict[str, Any]:
         raise InputError("TOML", str(error), where=str(path)) from None
 
 
-def _dotted(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def _nested_as_dotted_keys(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """`{"train": {"lr": 1}}` as `{"train.lr": 1}`: a file may write both."""
     found: dict[str, Any] = {}
     for name, value in values.items():
         if isinstance(value, Mapping):
-            found |= _dotted(value, f"{prefix}{name}.")
+            found |= _nested_as_dotted_keys(value, f"{prefix}{name}.")
         else:
             found[prefix + name] = value
     return found
 
 
-def _changed(base: Mapping[str, Any], changes: Mapping[str, Any]) -> Config:
+def _with_changes(base: Mapping[str, Any], changes: Mapping[str, Any]) -> Config:
     """A copy of the base with other values at dotted places."""
-    config: Config = plain(base)
+    config: Config = plain_value(base)
     for path, value in changes.items():
         *folders, name = path.split(".")
         place = config
@@ -242,11 +252,11 @@ def _changed(base: Mapping[str, Any], changes: Mapping[str, Any]) -> Config:
                 raise InputError(f"a table {folder!r} to put {name!r} into", repr(inner), where=f"sweep, {path}")
             place[folder] = inner or {}
             place = place[folder]
-        place[name] = plain(value)
+        place[name] = plain_value(value)
     return config
 
 
-def _part(config: Mapping[str, Any], path: str) -> Any:
+def _value_at_dotted_path(config: Mapping[str, Any], path: str) -> Any:
     found: Any = config
     for name in path.split("."):
         found = found.get(name) if isinstance(found, Mapping) else None

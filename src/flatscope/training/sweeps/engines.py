@@ -26,32 +26,34 @@ import torch
 from flatscope.errors import InputError, Interrupted, refuse_unknown
 from flatscope.inputs.factories import find_factory
 from flatscope.progress import progress
-from flatscope.training.sweeps.configuration import key_of, plain, to_json
-from flatscope.training.sweeps.ray_engine import run_ray
+from flatscope.training.sweeps.configuration import key_of, plain_value, to_json
+from flatscope.training.sweeps.ray_engine import run_on_ray
 from flatscope.training.sweeps.store import Store
-from flatscope.training.sweeps.unit_queue import Outcome, SweepFailed, Unit, UnitQueue, attempt
+from flatscope.training.sweeps.unit_queue import Outcome, SweepFailed, Unit, UnitQueue, attempt_unit
 
 POLL_SECONDS = 0.1
 THREAD_SETTINGS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 
-def run_here(pending: UnitQueue, work: str, store: Store) -> None:
+def run_in_this_process(pending: UnitQueue, work: str, store: Store) -> None:
     """All units one after the other in this very process."""
     while not pending.is_finished:
         unit = pending.take()
         if unit is None:
             threading.Event().wait(POLL_SECONDS)
             continue
-        pending.settle(unit, attempt(work, unit.configs, store, functools.partial(pending.report, unit)))
+        pending.settle(unit, attempt_unit(work, unit.configs, store, functools.partial(pending.report, unit)))
 
 
-def run_local(pending: UnitQueue, work: str, store: Store, *, workers: int | None, cpus: float, gpus: float) -> None:
+def run_on_worker_processes(
+    pending: UnitQueue, work: str, store: Store, *, workers: int | None, cpus: float, gpus: float
+) -> None:
     """All units on `workers` processes (as many as cores and GPUs allow, if None)."""
     if not store.is_shared:
         fix = "Take a folder, or workers=0 to stay in this process"
         raise InputError("a store that worker processes can see", repr(store.root), "sweep", fix)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    devices = _devices(gpus)
+    devices = _gpus_of_workers(gpus)
     slots = max(1, int(cores / cpus)) if workers is None else workers
     slots = min(slots, pending.unfinished, len(devices) if gpus else slots)
     processes = _Workers(work, store, threads=max(1, int(cpus)))
@@ -67,7 +69,7 @@ def run_local(pending: UnitQueue, work: str, store: Store, *, workers: int | Non
         warnings.warn(text, stacklevel=3)
 
 
-def _devices(gpus: float) -> list[str]:
+def _gpus_of_workers(gpus: float) -> list[str]:
     """For each worker that fits, the GPUs it may see."""
     if gpus <= 0:
         return []
@@ -242,10 +244,10 @@ def run_units(
         SweepFailed: some trials could not be done, after all others were.
         Interrupted: Ctrl-C; the same call goes on where this one stopped.
     """
-    _check_settings(engine, workers, cpus, gpus)
+    _check_engine_settings(engine, workers, cpus, gpus)
     find_factory(work)  # a slip in the name is found here and not in every worker
 
-    resolved = _once_each(units)
+    resolved = _units_without_repeats(units)
     store.clear_leftovers()
     missing = [Unit([config for config in configs if not store.is_sound(config)]) for configs in resolved]
     missing = [unit for unit in missing if unit.configs]
@@ -261,11 +263,11 @@ def run_units(
             if not missing:
                 pass
             elif engine == "ray":
-                run_ray(pending, work, store, workers=workers, address=address, cpus=cpus, gpus=gpus)
+                run_on_ray(pending, work, store, workers=workers, address=address, cpus=cpus, gpus=gpus)
             elif workers == 0:
-                run_here(pending, work, store)
+                run_in_this_process(pending, work, store)
             else:
-                run_local(pending, work, store, workers=workers, cpus=cpus, gpus=gpus)
+                run_on_worker_processes(pending, work, store, workers=workers, cpus=cpus, gpus=gpus)
         except KeyboardInterrupt:
             done = sum(config in store for configs in resolved for config in configs)
             text = f"sweep stopped with {done} of {total} trials in {store.root}; the same call goes on from there"
@@ -275,7 +277,7 @@ def run_units(
     return store.frame(config for configs in resolved for config in configs)
 
 
-def _check_settings(engine: str, workers: int | None, cpus: float, gpus: float) -> None:
+def _check_engine_settings(engine: str, workers: int | None, cpus: float, gpus: float) -> None:
     """Refuse unknown engines and numbers that no machine has."""
     refuse_unknown(engine, ENGINES, "engine")
     if workers is not None and (isinstance(workers, bool) or not isinstance(workers, int) or workers < 0):
@@ -284,7 +286,7 @@ def _check_settings(engine: str, workers: int | None, cpus: float, gpus: float) 
         raise InputError("more than 0 cores and no less than 0 GPUs", f"{cpus} and {gpus}", "sweep, cpus and gpus")
 
 
-def _once_each(units: Sequence[Sequence[Mapping[str, Any]]]) -> list[list[dict[str, Any]]]:
+def _units_without_repeats(units: Sequence[Sequence[Mapping[str, Any]]]) -> list[list[dict[str, Any]]]:
     """Plain configurations, each where it comes first."""
     seen: set[str] = set()
     resolved: list[list[dict[str, Any]]] = []
@@ -296,6 +298,6 @@ def _once_each(units: Sequence[Sequence[Mapping[str, Any]]]) -> list[list[dict[s
         for config in unit:
             if (key := key_of(config)) not in seen:
                 seen.add(key)
-                fresh.append(plain(config))
+                fresh.append(plain_value(config))
         resolved.append(fresh)
     return resolved

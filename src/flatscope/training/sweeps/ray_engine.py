@@ -10,7 +10,7 @@ from typing import Any
 
 from flatscope.errors import InputError
 from flatscope.training.sweeps.store import Store
-from flatscope.training.sweeps.unit_queue import MAX_LOST, Outcome, Unit, UnitQueue, attempt, now_and_then
+from flatscope.training.sweeps.unit_queue import MAX_LOST, Outcome, Unit, UnitQueue, at_most_every, attempt_unit
 
 POLL_SECONDS = 0.2
 REPORT_SECONDS = 1.0
@@ -18,7 +18,7 @@ ANSWER_SECONDS = 10.0
 OBJECT_STORE_BYTES = 100 * 2**20  # results go through the store of trials, not through Ray's memory
 
 
-def run_ray(
+def run_on_ray(
     pending: UnitQueue, work: str, store: Store, *, workers: int | None, address: str | None, cpus: float, gpus: float
 ) -> None:
     """All units as Ray tasks, each with its declared cores and GPUs; Ray runs those of a lost worker again."""
@@ -27,7 +27,7 @@ def run_ray(
         raise InputError("a store that Ray's workers can see", repr(store.root), "sweep", "Take a folder or a bucket")
     started = not ray.is_initialized()
     if started:
-        _connect(ray, workers, address, cpus)
+        _connect_to_ray(ray, workers, address, cpus)
     try:
         _Tasks(ray, work, store, cpus, gpus).run(pending, workers)
     finally:
@@ -46,7 +46,7 @@ def _import_ray() -> Any:
     return ray
 
 
-def _connect(ray: Any, workers: int | None, address: str | None, cpus: float) -> None:
+def _connect_to_ray(ray: Any, workers: int | None, address: str | None, cpus: float) -> None:
     fix = "Start one with `ray start --head`, or leave the address out"
     host, _, port = (address or "").removeprefix("ray://").rpartition(":")
     if port.isdigit():  # not so for "auto"
@@ -82,14 +82,16 @@ class _Reports:
         return last
 
 
-def _unit(work: str, configs: Any, root: str, threads: int, number: int, reports: Any, paths: list[str]) -> Outcome:
+def _run_unit_as_task(
+    work: str, configs: Any, root: str, threads: int, number: int, reports: Any, paths: list[str]
+) -> Outcome:
     """Do the trials of a unit, as a task of the cluster."""
     import torch
 
     sys.path += [path for path in paths if path not in sys.path]
     torch.set_num_threads(threads)
-    report = now_and_then(lambda fraction, note: reports.put.remote(number, fraction, note), REPORT_SECONDS)
-    return attempt(work, configs, Store(root), report)
+    report = at_most_every(lambda fraction, note: reports.put.remote(number, fraction, note), REPORT_SECONDS)
+    return attempt_unit(work, configs, Store(root), report)
 
 
 class _Tasks:
@@ -97,7 +99,7 @@ class _Tasks:
 
     def __init__(self, ray: Any, work: str, store: Store, cpus: float, gpus: float) -> None:
         self._ray, self._work, self._store, self._threads = ray, work, store, max(1, int(cpus))
-        self._submit = ray.remote(num_cpus=cpus, num_gpus=gpus, max_retries=MAX_LOST - 1)(_unit)
+        self._submit = ray.remote(num_cpus=cpus, num_gpus=gpus, max_retries=MAX_LOST - 1)(_run_unit_as_task)
         self._reports = ray.remote(num_cpus=0)(_Reports).remote()
         self._running: dict[Any, tuple[int, Unit]] = {}
         self._count = 0

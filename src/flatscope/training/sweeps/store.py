@@ -31,9 +31,9 @@ from flatscope.files import csv_bytes, foreign_parquet, frame_bytes, json_bytes
 from flatscope.formatting import numbered, some_of
 from flatscope.inputs.weight_files import WEIGHTS_FILE, plain_tensors
 from flatscope.tensor_files import tensor_bytes
-from flatscope.training.sweeps.configuration import flat, from_json, key_of, plain, to_json
+from flatscope.training.sweeps.configuration import flat_values, from_json, key_of, plain_value, to_json
 from flatscope.training.sweeps.trial_files import CONFIG_FILE, PARTIAL, DamagedTrial, Leases, TrialFiles
-from flatscope.training.sweeps.trial_moves import DROPPED, Joined, drop_file, join
+from flatscope.training.sweeps.trial_moves import DROPPED, Joined, drop_file_of_trial, join_stores
 from flatscope.version import __version__
 
 __all__ = ["DamagedTrial", "Store", "Stored"]
@@ -141,8 +141,8 @@ class Store:
             weights: tensors by name.
             frames: tables by name.
         """
-        resolved, measured = plain(config), plain(metrics, "metrics")
-        clash = [name for name in flat(measured) if name in flat(resolved) or name == "key"]
+        resolved, measured = plain_value(config), plain_value(metrics, "metrics")
+        clash = [name for name in flat_values(measured) if name in flat_values(resolved) or name == "key"]
         if clash:
             fix = "Name them otherwise: both are columns of one frame"
             raise InputError("metrics that no setting is named like", ", ".join(clash), "metrics", fix)
@@ -189,7 +189,7 @@ class Store:
             configs: only these, in their order; those that are not there are left out.
         """
         trials = self.stored() if configs is None else (self.read(config) for config in configs if config in self)
-        rows = [(flat(trial.config), flat(trial.metrics), trial.key) for trial in trials]
+        rows = [(flat_values(trial.config), flat_values(trial.metrics), trial.key) for trial in trials]
         names = [name for row in rows for name in row[0]] + [name for row in rows for name in row[1]]
         cells = [settings | metrics | {"key": key} for settings, metrics, key in rows]
         return pd.DataFrame(cells, columns=[*dict.fromkeys(names), "key"])
@@ -262,7 +262,7 @@ class Store:
 
     def drop_weights(self, config: Mapping[str, Any]) -> None:
         """Remove the weights of a trial to save room; it counts as whole without them."""
-        drop_file(self._trials, key_of(config), WEIGHTS_FILE)
+        drop_file_of_trial(self._trials, key_of(config), WEIGHTS_FILE)
 
     def take_from(self, other: Store) -> Joined:
         """Copy every sound trial of another store that this one has not, byte for byte.
@@ -271,7 +271,7 @@ class Store:
         """
         if os.path.realpath(self._path) == os.path.realpath(other._path):
             raise InputError("two stores", "one and the same", where=f"store {self.root}")
-        return join(other._trials, self._trials, WEIGHTS_FILE)
+        return join_stores(other._trials, self._trials, WEIGHTS_FILE)
 
     def clear_leftovers(self) -> None:
         """Remove what killed processes left behind: half-written trials, ended leases, checkpoints of finished work."""
@@ -288,7 +288,7 @@ class Store:
     def fail(self, config: Mapping[str, Any], error: str) -> None:
         """Record that a trial could not be done."""
         time = datetime.now(UTC).isoformat(timespec="seconds")
-        self._put(FAILED, key_of(config), {"error": error, "time": time, "config": plain(config)})
+        self._put(FAILED, key_of(config), {"error": error, "time": time, "config": plain_value(config)})
 
     def forgive(self, config: Mapping[str, Any]) -> None:
         """Remove the record of a failure."""
@@ -306,7 +306,7 @@ class Store:
         """Keep the plan of a sweep, so that it can be resumed from the store alone."""
         if not PLAIN_NAME.fullmatch(name):
             raise InputError("a plain name for a sweep", repr(name), where="sweep")
-        kept = plain(plan, f"plan {name}")
+        kept = plain_value(plan, f"plan {name}")
         if self.plans().get(name) != kept:  # a disk that can only be read may have all that there is to do
             self._put(PLANS, name, kept)
 

@@ -70,12 +70,12 @@ class Owner:
         """True if the process is gone; None where that cannot be known."""
         if self.machine != this_machine() or not Path("/proc/self/stat").exists():
             return None
-        return _begun(self.process) != self.begun
+        return _process_start_time(self.process) != self.begun
 
 
 def this_process() -> Owner:
     """The process that asks."""
-    return Owner(this_machine(), os.getpid(), _begun(os.getpid()))
+    return Owner(this_machine(), os.getpid(), _process_start_time(os.getpid()))
 
 
 @functools.cache
@@ -87,7 +87,7 @@ def this_machine() -> str:
     return hashlib.blake2b("\n".join(parts).encode(), digest_size=6).hexdigest()
 
 
-def _begun(process: int) -> int:
+def _process_start_time(process: int) -> int:
     """When a process of this machine began, in clock ticks; 0 if it is gone, a zombie, or not to be found out."""
     try:
         fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
@@ -297,11 +297,11 @@ class TrialFiles:
         except (FileNotFoundError, NotADirectoryError):
             raise InputError("a finished trial", "none with this configuration", where=f"trial {key}") from None
         except OSError:
-            raise _damaged(key, MARKER_FILE) from None
+            raise _damaged_trial_error(key, MARKER_FILE) from None
         try:
             marker: dict[str, Any] = from_json(lines, sealed_only=True)
         except ValueError:
-            raise _damaged(key, MARKER_FILE) from None
+            raise _damaged_trial_error(key, MARKER_FILE) from None
         if marker["format"] != FORMAT:
             got = f"{marker['format']}, written by flatscope {marker['version']}"
             raise InputError(f"a trial of format {FORMAT}", got, f"trial {key}", "Use that version, or another store")
@@ -312,9 +312,9 @@ class TrialFiles:
         try:
             found = self.read(f"{key}/{file}")
         except OSError:
-            raise _damaged(key, file) from None
+            raise _damaged_trial_error(key, file) from None
         if len(found) != expected["size"] or digest([found]) != expected["checksum"]:
-            raise _damaged(key, file)
+            raise _damaged_trial_error(key, file)
         return found
 
     def is_sound(self, key: str) -> bool:
@@ -343,7 +343,7 @@ class TrialFiles:
         """Remove a trial; the marker goes first, so that what is left counts as absent."""
         for path in (self.place(f"{key}/{MARKER_FILE}"), self.place(key)):
             with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-                remove_any(Path(path)) if self.renames else self._fs.rm(path, recursive=True)
+                remove_file_or_folder(Path(path)) if self.renames else self._fs.rm(path, recursive=True)
 
     def clear_leftovers(self) -> None:
         """Remove what killed processes of this machine had half written."""
@@ -375,7 +375,7 @@ class TrialFiles:
             except OSError:
                 if self.holds(key):  # somebody was faster
                     return
-                remove_any(target)
+                remove_file_or_folder(target)
                 partial.rename(target)
         except OSError as error:
             got, fix = error.strerror or str(error), "Choose another store, or make room there"
@@ -385,7 +385,7 @@ class TrialFiles:
         flush_folder(target.parent)
 
 
-def remove_any(path: Path) -> None:
+def remove_file_or_folder(path: Path) -> None:
     """Remove a folder with all that is in it, or whatever has its name; a link, and not what it leads to."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
@@ -393,6 +393,6 @@ def remove_any(path: Path) -> None:
         path.unlink()
 
 
-def _damaged(key: str, file: str) -> DamagedTrial:
+def _damaged_trial_error(key: str, file: str) -> DamagedTrial:
     fix = "Run the sweep again: damaged trials are done anew"
     return DamagedTrial("the file that was written", "one that is damaged or missing", f"trial {key}, {file}", fix)

@@ -32,7 +32,7 @@ class Joined:
     damaged: tuple[str, ...]
 
 
-def drop_file(files: TrialFiles, key: str, name: str) -> None:
+def drop_file_of_trial(files: TrialFiles, key: str, name: str) -> None:
     """Remove one file of a trial. The marker forgets it first: after a kill in between the trial is whole."""
     marker = files.marker(key)
     if name in marker["files"]:
@@ -45,7 +45,7 @@ def drop_file(files: TrialFiles, key: str, name: str) -> None:
         Path(files.place(f"{key}/{name}")).unlink()
 
 
-def join(source: TrialFiles, target: TrialFiles, heavy: str) -> Joined:
+def join_stores(source: TrialFiles, target: TrialFiles, heavy: str) -> Joined:
     """Copy the sound trials of one store into another.
 
     Args:
@@ -55,17 +55,17 @@ def join(source: TrialFiles, target: TrialFiles, heavy: str) -> Joined:
     """
     kinds: dict[str, list[str]] = {"taken": [], "known": [], "differing": [], "damaged": []}
     for key in source.keys():  # noqa: SIM118  not a dictionary
-        kinds[_join_one(source, target, key, heavy)].append(key)
+        kinds[_join_trial(source, target, key, heavy)].append(key)
     return Joined(**{kind: tuple(keys) for kind, keys in kinds.items()})
 
 
-def _join_one(source: TrialFiles, target: TrialFiles, key: str, heavy: str) -> str:
+def _join_trial(source: TrialFiles, target: TrialFiles, key: str, heavy: str) -> str:
     if not source.is_sound(key):
         return "damaged"
     theirs = source.marker(key)
     if target.is_sound(key):
         ours = target.marker(key)
-        if not _alike(ours, theirs):
+        if not _have_same_numbers(ours, theirs):
             return "differing"
         if heavy in ours["files"] or heavy not in theirs["files"]:
             return "known"
@@ -77,7 +77,7 @@ def _join_one(source: TrialFiles, target: TrialFiles, key: str, heavy: str) -> s
     return "taken"
 
 
-def _alike(one: dict[str, Any], other: dict[str, Any]) -> bool:
+def _have_same_numbers(one: dict[str, Any], other: dict[str, Any]) -> bool:
     """True if two markers are of the same numbers."""
     same: bool = to_json(one["metrics"]) == to_json(other["metrics"])
     return same

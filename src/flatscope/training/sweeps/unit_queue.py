@@ -20,7 +20,7 @@ Work = Callable[[list[dict[str, Any]], Store, Report], None]
 TRACEBACK_LINES = 30
 
 
-def now_and_then(send: Report, seconds: float) -> Report:
+def at_most_every(send: Report, seconds: float) -> Report:
     """The function, called at most once in so many seconds."""
     last = [0.0]
 
@@ -42,7 +42,7 @@ class Outcome:
     details: str = ""  # the end of its traceback
 
 
-def attempt(work: str, configs: Sequence[Mapping[str, Any]], store: Store, report: Report) -> Outcome:
+def attempt_unit(work: str, configs: Sequence[Mapping[str, Any]], store: Store, report: Report) -> Outcome:
     """Run the trials of a unit that are not done and that no other process holds.
 
     Leases are taken in order and only up to the first trial that another process holds. Two processes that want one

@@ -49,10 +49,10 @@ from flatscope.training.trials import (
     CONFIG_KEYS,
     OWN_KEYS,
     build_model,
+    copy_state_into,
     count_classes,
-    fill,
+    detached_tensors,
     read_trials,
-    tensors_of,
     trial_data,
 )
 
@@ -76,7 +76,7 @@ def train_and_measure(configs: list[dict[str, Any]], store: Store, report: Repor
     "table"; the trained weights. A diverged network is stored without measurements.
     """
     for config in configs:
-        check_parts(config)
+        check_keys_of_configuration(config)
     alike: dict[str, list[dict[str, Any]]] = {}
     for config in configs:
         shared = {"data": config["data"], "model": config["model"]["name"], "device": config.get("device")}
@@ -85,7 +85,7 @@ def train_and_measure(configs: list[dict[str, Any]], store: Store, report: Repor
     for group in alike.values():
         share = len(group) / len(configs)
         with store.unfinished(group) as folder:
-            problems += _run_group(group, store, folder, _part_of(report, before, share))
+            problems += _run_group(group, store, folder, _report_on_portion(report, before, share))
         before += share
     if problems:
         raise problems[0]
@@ -110,7 +110,7 @@ def table_metrics(table: Table) -> dict[str, float]:
 def _run_group(group: Sequence[Config], store: Store, folder: Path | None, report: Report) -> list[Exception]:
     """Train networks together, store each; what went wrong with single ones."""
     share = TRAINING_SHARE if any(config.get("measures") or config.get("bounds") for config in group) else 1.0
-    population = _train(group, folder, _part_of(report, 0.0, share))
+    population = _train_group(group, folder, _report_on_portion(report, 0.0, share))
     problems: list[Exception] = []
     for i, config in enumerate(group):
         try:
@@ -121,7 +121,7 @@ def _run_group(group: Sequence[Config], store: Store, folder: Path | None, repor
     return problems
 
 
-def _part_of(report: Report, start: float, share: float) -> Report:
+def _report_on_portion(report: Report, start: float, share: float) -> Report:
     return lambda fraction, note: report(start + share * fraction, note)
 
 
@@ -134,11 +134,11 @@ def _measure_and_store(population: Population, i: int, config: Config, store: St
     metrics |= {name: float(row[name]) for name in GAPS if name in row}
     diverged = stopped_by == "diverged"
     metrics |= {"epochs": int(last["epoch"]), "stopped_by": stopped_by, "diverged": diverged}
-    numbers, frames = ({}, {}) if diverged else _measured(population.problem(i), config)
+    numbers, frames = ({}, {}) if diverged else _measured_metrics_and_frames(population.problem(i), config)
     store.write(config, metrics | numbers, weights=population.state(i), frames={"history": history, **frames})
 
 
-def _measured(problem: Problem, config: Config) -> tuple[dict[str, float], dict[str, pd.DataFrame]]:
+def _measured_metrics_and_frames(problem: Problem, config: Config) -> tuple[dict[str, float], dict[str, pd.DataFrame]]:
     """Numbers by name, and the frame "table" of them all where anything was asked for."""
     tables = tables_of(problem, config)
     numbers = {name: value for table in tables for name, value in table_metrics(table).items()}
@@ -159,7 +159,7 @@ def tables_of(problem: Problem, config: Config) -> list[Table]:
     return tables
 
 
-def _train(group: Sequence[Config], folder: Path | None, report: Report) -> Population:
+def _train_group(group: Sequence[Config], folder: Path | None, report: Report) -> Population:
     device = usable_device(group[0].get("device") or "cpu")
     data = load(**group[0]["data"])
     trials = [trial_of(config, str(i)) for i, config in enumerate(group)]
@@ -192,7 +192,7 @@ def measure_stored(configs: list[dict[str, Any]], store: Store, report: Report) 
     """
     for number, config in enumerate(configs):
         problem = stored_problem(store, config["network"], device=config.get("device"))
-        metrics, frames = _measured(problem, config)
+        metrics, frames = _measured_metrics_and_frames(problem, config)
         store.write(config, metrics, frames=frames)
         report((number + 1) / len(configs), "measuring")
 
@@ -212,8 +212,8 @@ def stored_problem(store: Store, network: Mapping[str, Any], *, device: str | No
     n_classes = count_classes(data, y)
     part = trial_data(trial, x, y, n_classes)
     model = build_model(build, trial, part.images, n_classes)
-    initial = {name: value.clone() for name, value in tensors_of(model).items()}
-    fill(model, store.read(network).weights())
+    initial = {name: value.clone() for name, value in detached_tensors(model).items()}
+    copy_state_into(model, store.read(network).weights())
     parameters = {name for name, _ in model.named_parameters()}
     starting = {name: value for name, value in initial.items() if name in parameters}
     place = usable_device(device or "cpu")
@@ -232,11 +232,11 @@ def stored_problem(store: Store, network: Mapping[str, Any], *, device: str | No
 
 def samples_of(config: Config) -> Data:
     """The data of a configuration, kept in memory for the next with the same."""
-    return _loaded(json.dumps(dict(config["data"]), sort_keys=True))
+    return _loaded_samples(json.dumps(dict(config["data"]), sort_keys=True))
 
 
 @functools.lru_cache(maxsize=2)
-def _loaded(settings: str) -> Data:
+def _loaded_samples(settings: str) -> Data:
     """Samples as `load` gives them; the networks of a study share theirs."""
     return load(**json.loads(settings))
 
@@ -277,9 +277,9 @@ DATA_KEYS = tuple(inspect.signature(load).parameters)
 SAMPLE_KEYS = ("train_size", "test_size", "crop")  # of these, what the data at hand cannot fulfil
 
 
-def check_parts(config: Config) -> None:
+def check_keys_of_configuration(config: Config) -> None:
     """Refuse a configuration with parts that are not known, or without those that are needed."""
-    _known_keys(config, (*PARTS, "name"), "configuration")
+    _refuse_unknown_keys(config, (*PARTS, "name"), "configuration")
     for name in ("data", "model", "train"):
         if not isinstance(config.get(name), Mapping):
             raise InputError(f"a dictionary {name!r}", repr(config.get(name)), where="configuration")
@@ -292,7 +292,7 @@ def check_parts(config: Config) -> None:
             raise unknown_name(name, known, "measure in measure_options")
 
 
-def check_configs(configs: Iterable[Config], where: str) -> None:
+def check_configurations(configs: Iterable[Config], where: str) -> None:
     """Refuse the first configuration of `train_and_measure` that cannot be run, before any of them is.
 
     Raises:
@@ -302,7 +302,7 @@ def check_configs(configs: Iterable[Config], where: str) -> None:
     looked_at: set[str] = set()
     for number, config in enumerate(configs):
         try:
-            check_parts(config)
+            check_keys_of_configuration(config)
             _check_data(config["data"], find)
             _check_samples(config["data"], looked_at)
             _check_model(config["model"], find)
@@ -314,7 +314,7 @@ def check_configs(configs: Iterable[Config], where: str) -> None:
 
 
 def _check_data(data: Config, find: Find) -> None:
-    _known_keys(data, DATA_KEYS, "key of data")
+    _refuse_unknown_keys(data, DATA_KEYS, "key of data")
     name = data["name"]
     if ":" in name and not name.endswith(".npz"):
         find(name)
@@ -336,7 +336,7 @@ def _check_samples(data: Config, looked_at: set[str]) -> None:
 
 
 def _check_model(model: Config, find: Find) -> None:
-    _known_keys(model, MODEL_KEYS, "key of model")
+    _refuse_unknown_keys(model, MODEL_KEYS, "key of model")
     name, options = model["name"], model.get("options") or {}
     if ":" in name:
         find(name)
@@ -351,7 +351,7 @@ def _check_training(config: Config) -> None:
     _refuse_unknown(config["train"], (*CONFIG_KEYS, *OWN_KEYS), "training setting")
     labels = config.get("labels") or {}
     if "confusion" in labels:
-        _known_keys(labels, CONFUSION_KEYS, "key of labels")
+        _refuse_unknown_keys(labels, CONFUSION_KEYS, "key of labels")
     trial = trial_of(config, "0")
     read_trials([trial], lambda _: nn.Identity())  # which is not called: the settings are read, nothing is built
     if trial.get("init") is not None:
@@ -367,7 +367,7 @@ def _check_measures(config: Config) -> None:
         known[name].checked_options(given)
 
 
-def _known_keys(given: Mapping[str, Any], known: Iterable[str], kind: str) -> None:
+def _refuse_unknown_keys(given: Mapping[str, Any], known: Iterable[str], kind: str) -> None:
     for name in given:
         if name not in known:
             raise UnknownNameError(f"one of {', '.join(known)}", repr(name), where=kind)

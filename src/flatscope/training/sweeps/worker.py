@@ -31,7 +31,7 @@ import torch
 
 from flatscope.training.sweeps.configuration import from_json
 from flatscope.training.sweeps.store import Store
-from flatscope.training.sweeps.unit_queue import attempt, now_and_then
+from flatscope.training.sweeps.unit_queue import at_most_every, attempt_unit
 
 REPORT_SECONDS = 0.2
 
@@ -50,21 +50,21 @@ def main() -> None:
             out.flush()
 
     units: queue.Queue[dict[str, Any]] = queue.Queue()
-    threading.Thread(target=_read, args=(units,), daemon=True).start()
+    threading.Thread(target=_read_units, args=(units,), daemon=True).start()
     first = units.get()
     torch.set_num_threads(first["threads"])
     torch.set_num_interop_threads(1)
     store = Store(first["store"])
     warnings.showwarning = lambda message, *_, **__: send(warning=str(message))
-    report = now_and_then(lambda fraction, note: send(fraction=fraction, note=note), REPORT_SECONDS)
+    report = at_most_every(lambda fraction, note: send(fraction=fraction, note=note), REPORT_SECONDS)
     send(ready=True)
     while True:
         unit = units.get()
-        outcome = attempt(first["work"], from_json(unit["configs"]), store, report)
+        outcome = attempt_unit(first["work"], from_json(unit["configs"]), store, report)
         send(outcome=dataclasses.asdict(outcome))
 
 
-def _read(units: queue.Queue[dict[str, Any]]) -> None:
+def _read_units(units: queue.Queue[dict[str, Any]]) -> None:
     for line in sys.stdin:
         units.put(json.loads(line))
     os._exit(0)

@@ -1,0 +1,44 @@
+"""Checksums of samples: whether they change from pass to pass, and which of two sets are the same."""
+
+from __future__ import annotations
+
+import hashlib
+
+import torch
+from torch import Tensor
+
+from flatscope.samples import PROBED_SAMPLES, Inputs, Samples, parts_of
+
+
+def order_digest(samples: Samples) -> bytes:
+    """A hash of the first samples in the order of one pass: another one where a loader shuffles."""
+    found, n = hashlib.blake2b(str(samples.n).encode(), digest_size=16), 0
+    for inputs, targets in samples.batches():
+        for part in (*parts_of(inputs), targets):
+            found.update(b"".join(_rows_of_bytes(part[: PROBED_SAMPLES - n])))
+        n += len(targets)
+        if n >= PROBED_SAMPLES:
+            break
+    return found.digest()
+
+
+def input_digests(inputs: Inputs) -> list[bytes]:
+    """A hash of the inputs of every sample."""
+    columns = [_rows_of_bytes(part) for part in parts_of(inputs)]
+    return [hashlib.blake2b(b"".join(row), digest_size=16).digest() for row in zip(*columns, strict=True)]
+
+
+def sample_fingerprints(samples: Samples, most: int) -> list[bytes]:
+    """Sorted hashes of the first `most` samples of one pass."""
+    found: list[bytes] = []
+    for inputs, targets in samples.batches():
+        columns = [_rows_of_bytes(part) for part in (*parts_of(inputs), targets)]
+        found.extend(hashlib.blake2b(b"".join(row), digest_size=16).digest() for row in zip(*columns, strict=True))
+        if len(found) >= most:
+            break
+    return sorted(found[:most])
+
+
+def _rows_of_bytes(part: Tensor) -> list[bytes]:
+    flat = part.detach().cpu().contiguous().reshape(len(part), -1)
+    return [row.numpy().tobytes() for row in flat.view(torch.uint8)] if flat.shape[1] else [b""] * len(part)
