@@ -15,7 +15,8 @@ import flatscope_papers
 from flatscope import extend
 from flatscope.cli import commands
 from flatscope.lazy_names import lazy_names
-from flatscope.reports.items import ORDER, OWN_KINDS, shown_kinds
+from flatscope.reports.items import OWN_KINDS, shown_kinds
+from flatscope.reports.kinds import ORDER
 from flatscope.reports.training_kinds import TRAINING_KINDS
 
 SOURCE = Path(__file__).parents[1] / "src"

@@ -29,6 +29,11 @@ def own_measure(ctx: fs.Context) -> extend.Value:
     return extend.Value(float(weights.abs().max()), stderr=0.0)
 
 
+def own_section(kind: extend.Kind) -> None:
+    kind.register("drifts", before="bounds")
+    kind.register(3)  # type: ignore[arg-type]
+
+
 def wrong_names() -> None:
     extend.nothing  # type: ignore[attr-defined]  # noqa: B018
     extend.Value("much")  # type: ignore[arg-type]

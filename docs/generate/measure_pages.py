@@ -20,7 +20,7 @@ from measure_words import cell, markdown, reading, sentence, symbols, worth
 
 import flatscope as fs
 from flatscope.formatting import options_in_words, with_error, written
-from flatscope.registry import COSTS, NEEDS, PAPERS, SEARCHES, SYMMETRIES, Declaration, declarations, family_name
+from flatscope.registry import COSTS, NEEDS, SEARCHES, SYMMETRIES, Declaration, declarations, family_name
 from flatscope.training.benchmarking.leaderboard_result import Leaderboard
 from flatscope.training.benchmarking.release import released_leaderboard
 from flatscope.training.benchmarking.scores import score_number
@@ -225,7 +225,7 @@ def _passes(entry: Declaration) -> str:
 
 
 def _paper(entry: Declaration) -> str:
-    return f"{PAPERS[entry.paper]}, {entry.equation}" if entry.paper != "flatscope" else entry.equation
+    return f"{entry.citation}, {entry.equation}" if entry.paper != "flatscope" else entry.equation
 
 
 def _chip(word: str) -> str:

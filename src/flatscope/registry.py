@@ -127,7 +127,8 @@ class Facts:
     """Properties of a measure or bound that are known before it is computed."""
 
     symbol: str  # LaTeX
-    paper: str  # key of the paper; "flatscope" for what is ours
+    # a key of `PAPERS` ("flatscope" for what is ours), a citation in words ("Keskar et al. 2017"), or None
+    paper: str | None
     equation: str  # equation, definition or table in that paper
     per: str = "network"  # "network", "layer", "unit" or "sample"
     # "lower" if lower values are expected to go with better generalization, "higher", or "none"
@@ -169,6 +170,11 @@ class Declaration(Facts):
     name: str
     function: Callable[..., Any]
     kind: str
+
+    @property
+    def citation(self) -> str:
+        """The paper as people cite it; empty where none was named."""
+        return PAPERS.get(self.paper or "", self.paper or "")
 
     @property
     def summary(self) -> str:
@@ -324,13 +330,18 @@ def _check(declaration: Declaration) -> None:
         ("needs", declaration.needs, NEEDS),
         ("cost", {declaration.cost}, COSTS),
         ("search", {declaration.search}, SEARCHES),
-        ("paper", {declaration.paper}, PAPERS),
+        ("paper", _paper_keys(declaration.paper), PAPERS),
     )
     for name, used, known in vocabulary:
         for word in used:
             refuse_unknown(word, known, f"{name} of {declaration.name}")
     if not declaration.summary:
         raise InputError("a docstring", "none", where=declaration.source, fix="Say in one line what is measured")
+
+
+def _paper_keys(paper: str | None) -> set[str]:
+    """The paper, where it is one word: citations have several, so that a misspelt key is not taken for one."""
+    return {paper} if paper is not None and len(paper.split()) < 2 else set()
 
 
 def _load_own_families() -> None:

@@ -22,6 +22,7 @@ from flatscope.cli.options import (
     CompareCommand,
     EngineOptions,
     ExplainCommand,
+    Extensions,
     LandscapeCommand,
     MeasureCommand,
     ReportCommand,
@@ -84,6 +85,7 @@ def handing_options_to(options: type, place: str) -> Run:
     """A command that hands its options to "module:function" of this package; its line is that of the options."""
 
     def run(given: Any) -> None:
+        _load_extensions(getattr(given, "extension", None))
         module, _, function = place.partition(":")
         getattr(importlib.import_module(f"flatscope.cli.{module}"), function)(given)
 
@@ -91,11 +93,20 @@ def handing_options_to(options: type, place: str) -> Run:
     return run
 
 
+def _load_extensions(sources: list[str] | None) -> None:
+    if sources:
+        from flatscope.cli.extensions import load_extensions
+
+        load_extensions(sources)
+
+
 def measures(
     names: Annotated[list[str] | None, typer.Argument(help="Names or globs, to be explained.")] = None,
     everything: Annotated[bool, typer.Option("--all", help="A line for each: what it is, invariances, cost.")] = False,
+    extension: Extensions = None,
 ) -> None:
     """List the measures and bounds by family, or explain some of them."""
+    _load_extensions(extension)
     from flatscope.cli.run_measure import list_measures
 
     list_measures(names, everything)

@@ -12,7 +12,7 @@ from rich.cells import cell_len
 from flatscope.comparing.records import DIFFERENCES, records_of
 from flatscope.definitions import explained_symbols, typical_values
 from flatscope.formulas import formula_as_text
-from flatscope.registry import COSTS, NEEDS, PAPERS, SEARCHES, SYMMETRIES, Declaration, declarations, family_name
+from flatscope.registry import COSTS, NEEDS, SEARCHES, SYMMETRIES, Declaration, declarations, family_name
 
 INDENT = "  "
 LEAST_WIDTH, MOST_WIDTH = 50, 100  # of a line
@@ -63,7 +63,7 @@ def _ranking_record_lines(entry: Declaration) -> list[str]:
 def _declaration_rows(entry: Declaration) -> list[tuple[str, str]]:
     expected = {"none": "no order is claimed"}.get(entry.direction, f"{entry.direction} values generalize better")
     facts = {
-        "Paper": f"{PAPERS[entry.paper]}, {entry.equation}",
+        "Paper": ", ".join(filter(None, (entry.citation, entry.equation))),
         "One value per": entry.per,
         "Expected": expected,
         "Unchanged by": symmetries_in_words(entry),

@@ -29,6 +29,13 @@ DataName = Annotated[
 ModelName = Annotated[str, typer.Option("--model", help="file.py:factory, timm:NAME, hf:FOLDER-OR-ID, or a built-in.")]
 _MEASURES = 'Name or glob, "standard" or "all"; repeatable. The core set by default.'
 Measures = Annotated[list[str] | None, typer.Option("--measure", "-m", help=_MEASURES)]
+Extensions = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--extension",
+        help="FILE.py or MODULE that declares measures, bounds or report sections of your own, run first; repeatable.",
+    ),
+]
 Initial = Annotated[
     Path | None,
     typer.Option(
@@ -121,7 +128,14 @@ class CheckpointsOptions(ModelOptions, ProblemOptions, DataOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class MeasureOptions:
+class ExtensionOptions:
+    """Files with measures, bounds and report sections of the user's own, loaded before the command runs."""
+
+    extension: Extensions = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasureOptions(ExtensionOptions):
     """Names of measures and their options."""
 
     measures: Measures = None
@@ -204,7 +218,7 @@ class AuditCommand(NetworkOptions, MeasureOptions, OutputOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExplainCommand(NetworkOptions, OutputOptions):
+class ExplainCommand(NetworkOptions, ExtensionOptions, OutputOptions):
     """Explain how a network is read: layers, units, how each parameter's curvature is found and why, what it costs."""
 
     measures: Measures = None
@@ -266,7 +280,7 @@ class SpectrumCommand(NetworkOptions, OutputOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReportCommand:
+class ReportCommand(ExtensionOptions):
     """Make one self-contained HTML page from saved results, and figures for papers."""
 
     items: Annotated[

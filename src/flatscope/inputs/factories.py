@@ -22,7 +22,7 @@ def find_factory(source: str) -> Callable[..., Any]:
     target, _, name = source.rpartition(":")
     if not target or not name:
         raise InputError("file.py:factory or package.module:factory", repr(source), where="factory")
-    module = _module_from_file(Path(target).expanduser()) if target.endswith(".py") else _module_from_path(target)
+    module = import_user_module(target)
     factory = getattr(module, name, None)
     if not callable(factory):
         public = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
@@ -30,19 +30,24 @@ def find_factory(source: str) -> Callable[..., Any]:
     return factory  # type: ignore[no-any-return]
 
 
+def import_user_module(target: str) -> ModuleType:
+    """The module of a name, or of a file whose name ends in .py; its code is run."""
+    return _module_from_file(Path(target).expanduser()) if target.endswith(".py") else _module_from_path(target)
+
+
 def _module_from_path(target: str) -> ModuleType:
     try:
         with _folder_on_import_path(Path.cwd()):  # a console script does not have it on its path, unlike `python -m`
             return importlib.import_module(MOVED.get(target, target))
     except Exception as error:
-        fix = "A file is named with its ending: path/to/file.py:factory"
+        fix = "A file is named with its ending: path/to/file.py"
         raise InputError("a module that can be imported", _error_in_words(error), target, fix) from error
 
 
 def _module_from_file(path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(f"flatscope_user_{path.stem}", path)
     if not path.is_file() or spec is None or spec.loader is None:
-        fix = f"Check the path, from {Path.cwd()}; the function follows a colon: path/to/file.py:function"
+        fix = f"Check the path, from {Path.cwd()}; a function follows a colon: path/to/file.py:function"
         raise InputError("a python file", "no such file", str(path), fix)
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses defined in the file look their module up there

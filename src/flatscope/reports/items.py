@@ -25,7 +25,7 @@ from flatscope.landscapes.surface import Surface
 from flatscope.reports import sections
 from flatscope.reports.decisions_page import DECISION_KINDS
 from flatscope.reports.figures import comparison_plot, history_plots, measured_plots
-from flatscope.reports.kinds import ACCEPTED, Kind, columns_in_words
+from flatscope.reports.kinds import ACCEPTED, ADDED_KINDS, ORDER, Kind, columns_in_words
 from flatscope.reports.markup import Colours
 from flatscope.reports.plots import Plot
 from flatscope.reports.surfaces import label_of_surface, surface_plots, surfaces_part
@@ -74,27 +74,7 @@ def _table_plots(tables: Mapping[str, Table], colours: Colours) -> Iterator[Plot
     yield from measured_plots(tables, colours)
 
 
-# In the order of the page; a test asks that every kind is named.
-ORDER = (
-    "leaderboards",
-    "comparisons",
-    "populations",
-    "atlases",
-    "surfaces",
-    "stability",
-    "measures",
-    "audits",
-    "explanations",
-    "spectra",
-    "sensitivities",
-    "forecasts",
-    "simplexes",
-    "histories",
-    "bounds",
-    "studies",
-    "figures",
-)
-# A new kind of thing is one entry here and one place in the order above, beside the function that renders it.
+# A new kind of thing is one entry here and one place in `ORDER`, beside the function that renders it.
 OWN_KINDS: dict[str, Kind] = {
     "comparisons": Kind("a Comparison of networks", Comparison, "comparison", sections.comparisons_part),
     "surfaces": Kind(
@@ -154,9 +134,18 @@ def kinds_of_the_papers() -> dict[str, Kind]:
     return kinds
 
 
-@functools.cache
 def shown_kinds() -> dict[str, Kind]:
     """Kinds of things that a report shows, in the order of the page."""
+    kinds = dict(_kinds_of_flatscope())
+    for name, (kind, before) in ADDED_KINDS.items():
+        place = list(kinds).index(before) if before in kinds else len(kinds)
+        ordered = list(kinds.items())
+        kinds = dict([*ordered[:place], (name, kind), *ordered[place:]])
+    return kinds
+
+
+@functools.cache
+def _kinds_of_flatscope() -> dict[str, Kind]:
     found = OWN_KINDS | DECISION_KINDS | TRAINING_KINDS | kinds_of_the_papers()
     return {name: found[name] for name in dict.fromkeys((*ORDER, *found)) if name in found}
 
@@ -194,7 +183,8 @@ def _named_items(items: object, name: str | None) -> Iterator[tuple[str | None, 
 
 
 def _recognised_kind(item: object) -> str | None:
-    return next((name for name, kind in shown_kinds().items() if kind.accepts(item)), None)
+    kinds = shown_kinds()
+    return next((name for name in (*ADDED_KINDS, *kinds) if kinds[name].accepts(item)), None)
 
 
 def _kind_of(item: object) -> str:

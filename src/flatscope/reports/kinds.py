@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
+from flatscope.errors import InputError, refuse_unknown
 from flatscope.reports.markup import Colours, Part
 from flatscope.reports.plots import Plot
 from flatscope.result import Result
@@ -17,6 +18,27 @@ ACCEPTED = (
     "(.json), surfaces, interpolations, spectra, sensitivities and forecasts (.npz, .parquet, .json), populations and "
     "training histories "
     "(.parquet, .csv), and folders of a training run with history.csv or of a study with verdicts.json"
+)
+
+# In the order of the page; a test asks that every kind is named.
+ORDER = (
+    "leaderboards",
+    "comparisons",
+    "populations",
+    "atlases",
+    "surfaces",
+    "stability",
+    "measures",
+    "audits",
+    "explanations",
+    "spectra",
+    "sensitivities",
+    "forecasts",
+    "simplexes",
+    "histories",
+    "bounds",
+    "studies",
+    "figures",
 )
 
 
@@ -51,8 +73,25 @@ class Kind(NamedTuple):
         """Name of an item."""
         return self.name if isinstance(self.name, str) else self.name(item)
 
+    def register(self, plural: str, *, before: str = "") -> None:
+        """Let every report of this process show things of this kind, in a section of their own.
+
+        Args:
+            plural: name of the kind, and its anchor on the page; no other kind has it.
+            before: kind that its section stands before; by default it comes last.
+        """
+        if not plural.isidentifier():
+            raise InputError("a name of letters, digits and underscores", repr(plural), where="Kind.register")
+        if plural in (*ORDER, *ADDED_KINDS):
+            raise InputError("a name that no other kind has", repr(plural), where="Kind.register")
+        refuse_unknown(before or plural, (*ORDER, *ADDED_KINDS, plural), "kind that a section stands before")
+        ADDED_KINDS[plural] = (self, before)
+
 
 def columns_in_words(frame: pd.DataFrame) -> str:
     """The first columns of a frame, for an error."""
     shown = ", ".join(map(str, frame.columns[:6]))
     return f"columns {shown}{', …' if len(frame.columns) > 6 else ''}"
+
+
+ADDED_KINDS: dict[str, tuple[Kind, str]] = {}  # by `Kind.register`, each with the kind that it stands before

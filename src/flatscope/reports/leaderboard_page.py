@@ -35,8 +35,7 @@ from flatscope.reports.plots import (
     scale_axis,
     shortened_name,
 )
-from flatscope.training.benchmarking.leaderboard import RELEASED
-from flatscope.training.benchmarking.leaderboard_result import Leaderboard
+from flatscope.training.benchmarking.leaderboard_result import RELEASED, Leaderboard
 from flatscope.training.benchmarking.recipe import MOST_EPOCHS, SETTINGS, STOPS
 from flatscope.training.benchmarking.scores import CONTROLS, SCORES, score_in_words, score_number
 from flatscope.training.populations.population_frame import base_name

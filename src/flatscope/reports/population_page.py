@@ -11,7 +11,6 @@ import pandas as pd
 from markupsafe import Markup
 
 from flatscope.formatting import numbered, some_of, written
-from flatscope.registry import PAPERS
 from flatscope.reports.markup import Cell, Colours, Part, Section, answer_and_list, badge, breakable, element, table
 from flatscope.reports.measured import INVARIANCE_WORDS, MANY, invariance_of_measure
 from flatscope.reports.plots import (
@@ -85,7 +84,7 @@ def _correlations_table(n: int, name: str, population: PopulationFrame) -> Marku
     for entry in population.statistics:
         stands = invariance_of_measure(entry.entry)
         word, kind = INVARIANCE_WORDS[stands]
-        source = PAPERS[entry.entry.paper] if entry.entry else ""
+        source = entry.entry.citation if entry.entry else ""
         rows.append(
             [
                 Cell(element("span", breakable(entry.measure), class_="name"), entry.measure),

@@ -16,7 +16,7 @@ from flatscope.comparing.comparison import ERRORS, Comparison
 from flatscope.explaining import Explanation
 from flatscope.files import figure_bytes
 from flatscope.formatting import numbered, some_of, typeset, written
-from flatscope.registry import PAPERS, SYMMETRIES, Declaration
+from flatscope.registry import SYMMETRIES, Declaration
 from flatscope.reports.figures import comparison_plot, history_plots, measured_plots
 from flatscope.reports.markup import (
     Cell,
@@ -180,7 +180,7 @@ def _invariance_badge(line: Line) -> Markup:
 def _source_and_sort_key(entry: Declaration | None) -> tuple[Markup, str]:
     if entry is None:
         return Markup(""), ""
-    return element("span", PAPERS[entry.paper], element("small", entry.equation)), PAPERS[entry.paper]
+    return element("span", entry.citation, element("small", entry.equation)), entry.citation
 
 
 def bounds_part(tables: Mapping[str, Table], _: Colours) -> Part:
