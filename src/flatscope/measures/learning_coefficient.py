@@ -6,9 +6,10 @@ import math
 from typing import Any
 
 from flatscope.context import Context
+from flatscope.derived_measures import derived
 from flatscope.measures.posterior_chains import sample_chains
 from flatscope.perturbation import measure_of_moves
-from flatscope.registry import Value, declared, derived
+from flatscope.registry import Value, declared
 
 
 @measure_of_moves(

@@ -13,9 +13,10 @@ from typing import Any, Literal
 from torch import Tensor
 
 from flatscope.context import Context
+from flatscope.derived_measures import add_options
 from flatscope.errors import InputError, NotApplicable, refuse_unknown
 from flatscope.network.layers import Layer
-from flatscope.registry import FUNCTION_SYMMETRIES, Option, Value, add_options, measure
+from flatscope.registry import FUNCTION_SYMMETRIES, Option, Value, measure
 
 
 @measure(

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any, Literal
 
 from flatscope.context import Context
+from flatscope.derived_measures import derived
 from flatscope.errors import NotApplicable, refuse_unknown
 from flatscope.measures.layer_values import (
     all_layers_exact,
@@ -22,7 +23,7 @@ from flatscope.measures.layer_values import (
     value_with_interval_ends,
 )
 from flatscope.measures.weight_flatness import layer_max_eigenvalue, layer_trace
-from flatscope.registry import FUNCTION_SYMMETRIES, LAYER_SYMMETRIES, Value, derived, measure
+from flatscope.registry import FUNCTION_SYMMETRIES, LAYER_SYMMETRIES, Value, measure
 
 Over = Literal["layers", "max", "sum"]
 CONVENTIONS = "weights without biases; Frobenius norm; mean over samples"
