@@ -143,8 +143,8 @@ class Audit(Result):
                 lines.append(f"{words}: not tested. {rows['reason'].iloc[0]}".rstrip())
                 continue
             for verdict, verb in (("moved", "changed"), ("invariant", "unchanged")):
-                found = tested[tested["verdict"] == verdict]["measure"].tolist()
-                lines.append(f"{words}: {len(found)} of {len(tested)} measures {verb}" + _names_in_words(found))
+                names = tested[tested["verdict"] == verdict]["measure"].tolist()
+                lines.append(f"{words}: {len(names)} of {len(tested)} measures {verb}" + _names_in_words(names))
             left = rows[rows["verdict"] == "not tested"]["measure"].tolist()
             if left:
                 lines.append(f"{words}: {len(left)} have no value here" + _names_in_words(left))

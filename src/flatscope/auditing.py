@@ -166,9 +166,9 @@ def _audit_row(
 ) -> dict[str, Any]:
     """The verdict on one measure under one symmetry, with the value that shows it best."""
     sort_units = way == "permutation" and entry.per == "unit"
-    places, first, _ = found = _labelled_values(before, entry, sort_units)
+    places, first, _ = labelled = _labelled_values(before, entry, sort_units)
     others = [_labelled_values(table, entry, sort_units) for table in after]
-    missing = next((reason for _, read, reason in (found, *others) if not len(read.value)), None)
+    missing = next((reason for _, read, reason in (labelled, *others) if not len(read.value)), None)
     if missing is not None:
         return _untested_row(entry, way, missing or "no value")
     if any(not places.equals(theirs) for theirs, _, _ in others):

@@ -120,8 +120,8 @@ def typical_values(name: str, per: str = "network") -> list[str]:
 
 def typical_numbers(name: str) -> dict[str, float]:
     """The one value of a measure on each network of the demo; empty where it has several or none."""
-    found = _typical_values_file()["demo"].get(name, {})
-    return {network: float(numbers["value"]) for network, numbers in found.items() if "value" in numbers}
+    values = _typical_values_file()["demo"].get(name, {})
+    return {network: float(numbers["value"]) for network, numbers in values.items() if "value" in numbers}
 
 
 def _range_in_words(found: Mapping[str, Any]) -> str:

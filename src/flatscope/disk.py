@@ -97,8 +97,8 @@ def whole_file(path: str | os.PathLike[str]) -> Iterator[Path]:
         finally:
             temporary.unlink(missing_ok=True)
     except OSError as problem:
-        found = problem.strerror or str(problem)
-        raise InputError("a place that can be written to", found, str(target), "Choose another path") from problem
+        reason = problem.strerror or str(problem)
+        raise InputError("a place that can be written to", reason, str(target), "Choose another path") from problem
 
 
 def write_whole(path: str | os.PathLike[str], payload: bytes, *, with_sum: bool = False) -> None:

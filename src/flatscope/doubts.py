@@ -82,15 +82,15 @@ def remark_on_wrong_gradient(ctx: Context) -> None:
 
 def _operations_without_gradient(program: Program) -> tuple[str, ...]:
     """Operations of a forward pass that hold values back: `detach`, those under `no_grad`, hooks, own functions."""
-    found: dict[str, None] = {}
+    names: dict[str, None] = {}
     for step in program.steps:
         if not any(slot.requires_grad for slot in step.reads):
             continue
         if step.name in ("detach", "data", "register_hook"):
-            found[step.place] = None
+            names[step.place] = None
         elif step.without_gradients and any(slot.dtype.is_floating_point for slot in step.results):
-            found[f"{step.place} without gradients"] = None
-    return tuple(found)
+            names[f"{step.place} without gradients"] = None
+    return tuple(names)
 
 
 def _gradient_differs(ctx: Context) -> bool:

@@ -121,10 +121,10 @@ _NO_DERIVATIVE = re.compile(
 
 def missing_derivative(problem: BaseException) -> NotApplicable | None:
     """In words what torch says where it cannot differentiate an operation (twice); None where it says anything else."""
-    found = _NO_DERIVATIVE.search(str(problem))
-    if found is None:
+    match = _NO_DERIVATIVE.search(str(problem))
+    if match is None:
         return None
-    what = found["operation"] or "one whose backward is not differentiable"
+    what = match["operation"] or "one whose backward is not differentiable"
     fix = (
         "Curvature needs it: write the operation with others (sums, products, exp, log, gather, index_add), or ask for "
         "measures that need the first derivative only, such as gradient_norm"

@@ -41,10 +41,10 @@ _SEAL = re.compile(rb'\n"checksum": "([0-9a-f]{32})"\n}\n\Z')
 
 def digest(parts: Iterable[bytes | memoryview]) -> str:
     """Checksum of bytes: 32 hexadecimal digits."""
-    found = hashlib.blake2b(digest_size=16)
+    checksum = hashlib.blake2b(digest_size=16)
     for part in parts:
-        found.update(part)
-    return found.hexdigest()
+        checksum.update(part)
+    return checksum.hexdigest()
 
 
 def file_digest(path: str | os.PathLike[str]) -> str:
@@ -68,16 +68,16 @@ def from_json_bytes(
     if (sealed_only and not sealed) or (sealed and sealed[1].decode() != digest([content[: sealed.start()]])):
         raise ValueError(CHANGED)
     try:
-        found = json.loads(content, object_hook=object_hook)
+        decoded = json.loads(content, object_hook=object_hook)
         if b"\\ud" in content.lower():
-            json.dumps(found, ensure_ascii=False, default=str).encode()  # refuses halves of characters
+            json.dumps(decoded, ensure_ascii=False, default=str).encode()  # refuses halves of characters
     except RecursionError:
         raise ValueError("JSON nested too deeply") from None
-    if isinstance(found, dict):
-        announced, checksum = found.pop(ANNOUNCED, False), found.pop(JSON_CHECKSUM, None)
+    if isinstance(decoded, dict):
+        announced, checksum = decoded.pop(ANNOUNCED, False), decoded.pop(JSON_CHECKSUM, None)
         if not sealed and (announced or isinstance(checksum, str)):
             raise ValueError(CHANGED)
-    return found
+    return decoded
 
 
 def csv_bytes(frame: pd.DataFrame, float_format: str | None = None) -> bytes:

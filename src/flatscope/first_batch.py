@@ -102,8 +102,8 @@ def refuse_hidden_uses(model: nn.Module, outputs: Tensor) -> None:
     _refuse_parameters_of_others(model, total)
     if not parameters:
         return
-    found = torch.autograd.grad(total, list(parameters.values()), allow_unused=True, retain_graph=True)
-    for name, gradient in zip(parameters, found, strict=True):
+    gradients = torch.autograd.grad(total, list(parameters.values()), allow_unused=True, retain_graph=True)
+    for name, gradient in zip(parameters, gradients, strict=True):
         if gradient is not None:
             fix = "Read it as an attribute of its module in forward, or keep it in an nn.ParameterList"
             raise InputError("parameters that are read from their modules", "another way to this one", name, fix)

@@ -36,7 +36,7 @@ def formula_tokens(formula: str) -> list[str]:
     r"""Pieces of a formula without spaces; a norm is `\|` where it opens and `\|\cdot\|_F` where it closes.
 
     Example:
-        >>> tokens(r"\|w\|_F^2\, H_l")
+        >>> formula_tokens(r"\|w\|_F^2\, H_l")
         ['\\|', 'w', '\\|\\cdot\\|_F', '^', '2', 'H', '_', 'l']
     """
     pieces = [piece for piece in _TOKEN.findall(formula) if piece not in _SPACES]
@@ -83,7 +83,7 @@ def explained_and_unexplained_symbols(
     also where they stand within longer ones only.
 
     Example:
-        >>> explained(r"\sum_l \|w^l\|_F^2 H_l", ["w^l", "H_l", r"\|\cdot\|_F"])
+        >>> explained_and_unexplained_symbols(r"\sum_l \|w^l\|_F^2 H_l", ["w^l", "H_l", r"\|\cdot\|_F"])
         (['w^l', '\\|\\cdot\\|_F', 'H_l'], ['l'])
     """
     pieces = formula_tokens(formula)
@@ -118,9 +118,9 @@ def formula_as_text(formula: str) -> str:
     r"""A formula in one line of Unicode, for a terminal.
 
     Example:
-        >>> as_text(r"\rho^{\Sigma} = \sum_l \|w^l\|_F^2 \operatorname{Tr} H_l")
+        >>> formula_as_text(r"\rho^{\Sigma} = \sum_l \|w^l\|_F^2 \operatorname{Tr} H_l")
         'ρ^Σ = Σ_l ‖w^l‖_F² Tr H_l'
-        >>> as_text(r"\tfrac1n \sum_i (g_i - \bar g)^\top, \ \max_{\|u\|_2 \le \rho} \sqrt{\frac{a+b}{2n}}")
+        >>> formula_as_text(r"\tfrac1n \sum_i (g_i - \bar g)^\top, \ \max_{\|u\|_2 \le \rho} \sqrt{\frac{a+b}{2n}}")
         '1/n Σ_i (g_i − ḡ)ᵀ, max[‖u‖₂ ≤ ρ] √((a + b)/(2n))'
     """
     pieces = [piece for piece in _TOKEN.findall(formula) if piece not in _SPACES]

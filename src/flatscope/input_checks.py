@@ -152,10 +152,10 @@ def look_through_samples(
     hashes: list[bytes] = []
     others: dict[tuple[tuple[int, ...], ...], tuple[str, Inputs]] = {}
     for inputs, targets in samples.batches(size):
-        found = [tuple(part.shape[1:]) for part in parts_of(inputs)]
-        shapes = shapes or found
-        if found != shapes and len(others) < OTHER_SHAPES:
-            others.setdefault(tuple(found), (shape_text(inputs), copies(cut(inputs, 0, 2))))
+        shape = [tuple(part.shape[1:]) for part in parts_of(inputs)]
+        shapes = shapes or shape
+        if shape != shapes and len(others) < OTHER_SHAPES:
+            others.setdefault(tuple(shape), (shape_text(inputs), copies(cut(inputs, 0, 2))))
         for what, value in [*(("inputs", part) for part in parts_of(inputs)), ("targets", targets)]:
             if value.is_floating_point() and not value.isfinite().all():
                 raise InputError("finite data", f"NaN or infinity in the {what}", samples.where, "Clean the data first")
@@ -196,19 +196,19 @@ def remarks_on_data(
         n: number of training samples.
         overlap: how many test samples are training samples; None without any.
     """
-    found: list[str] = []
+    remarks: list[str] = []
     if len(looks) > 1 and _same_numbers(*looks):
-        found.append(NOTHING_HELD_OUT)
+        remarks.append(NOTHING_HELD_OUT)
     elif overlap is not None and overlap.doubt:
-        found.append(overlap.doubt)
+        remarks.append(overlap.doubt)
     for look, what in zip(looks, ("training", "test"), strict=False):
         if numbered and look.targets.low == look.targets.high and (n > 1 or what == "test"):
-            found.append(f"all {what} samples are of one class, {look.targets.low:g}")
+            remarks.append(f"all {what} samples are of one class, {look.targets.low:g}")
     if n > 1 and len(set(looks[0].samples)) == 1:
-        found.append("all training inputs are the same: nothing but the share of each class can be learnt of them")
+        remarks.append("all training inputs are the same: nothing but the share of each class can be learnt of them")
     if numbered and loss.kind == "squared":
-        found.append("labels are classes: mse compares the outputs with vectors of zeros and a 1 for the class")
-    return tuple(found)
+        remarks.append("labels are classes: mse compares the outputs with vectors of zeros and a 1 for the class")
+    return tuple(remarks)
 
 
 def _same_numbers(one: Look, other: Look) -> bool:
@@ -249,13 +249,13 @@ def model_fix(given: object) -> str:
 def usable_device(device: str | torch.device) -> torch.device:
     """The device of that name, after trying it out."""
     try:
-        found = torch.device(device)
-        torch.empty(1, device=found).item()
+        place = torch.device(device)
+        torch.empty(1, device=place).item()
     except (RuntimeError, AssertionError, TypeError) as problem:
         got = f"{str(device)!r} ({first_line(problem)})"
         fix = "Use cpu, or cuda where there is a GPU"
         raise InputError("a device of this machine", got, "device", fix) from problem
-    return found
+    return place
 
 
 def usable_dtype(dtype: torch.dtype | None, own: torch.dtype) -> torch.dtype:
@@ -366,10 +366,10 @@ def initial_weights(initial: nn.Module | Mapping[str, Tensor], params: Params) -
         raise InputError("a module or a state dict", type(initial).__name__, where="initial")
     given = plain_names(initial.state_dict() if isinstance(initial, nn.Module) else initial)
     for name, value in params.items():
-        found = given.get(name)
-        if not isinstance(found, Tensor) or found.shape != value.shape:
-            shown = tuple(found.shape) if isinstance(found, Tensor) else "no tensor of that name"
+        weight = given.get(name)
+        if not isinstance(weight, Tensor) or weight.shape != value.shape:
+            shown = tuple(weight.shape) if isinstance(weight, Tensor) else "no tensor of that name"
             raise InputError(f"a tensor of shape {tuple(value.shape)}", f"{shown}", where=f"initial, {name}")
-        if not found.isfinite().all():
+        if not weight.isfinite().all():
             raise InputError("finite weights", "NaN or infinity", where=f"initial, {name}")
     return {name: given[name].detach().to(value.device, value.dtype, copy=True) for name, value in params.items()}

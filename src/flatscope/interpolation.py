@@ -84,15 +84,15 @@ def interpolate(
         problem.batch_size = samples_at_once(Context(problem))
     points = [_weights_that_fit(problem, model, number) for number, model in enumerate(models, start=1)]
     weights = _mixture_weights(len(points), resolution)
-    found: list[tuple[float, float]] = []
+    measured: list[tuple[float, float]] = []
     bar = progress("Interpolating", total=len(weights))
     with untouched_randomness(problem.generators), torch.no_grad(), bar as advance:
         for several in _mixtures_at_once(weights.tolist(), problem.params):
-            found += _loss_and_accuracy_of_weights(
+            measured += _loss_and_accuracy_of_weights(
                 problem, [_mixed_weights(points, mixture) for mixture in several], recompute
             )
             advance(len(several))
-    values = torch.tensor(found, dtype=torch.float64)
+    values = torch.tensor(measured, dtype=torch.float64)
     with torch.no_grad():
         remarks = _copies_among_networks(problem, points, models)
     meta = {
@@ -107,18 +107,18 @@ def interpolate(
 
 def _copies_among_networks(problem: Problem, points: Sequence[Params], models: Sequence[nn.Module]) -> list[str]:
     """Which of the networks are one function written with other weights, so that a barrier is no fact about minima."""
-    inputs, found = problem.example(COMPARED), []
+    inputs, copies = problem.example(COMPARED), []
     outputs = [problem.forward(inputs, point, dict(m.named_buffers())) for point, m in zip(points, models, strict=True)]
     for first, second in itertools.combinations(range(len(points)), 2):
         one, other = outputs[first], outputs[second]
         apart = norm({name: value - points[second][name] for name, value in points[first].items()})
         rewritten = apart > 100 * SAME * norm(points[first])
         if rewritten and bool((one - other).abs().max() <= SAME * one.abs().max()):
-            found.append(
+            copies.append(
                 f"networks {first + 1} and {second + 1} are one function written with other weights (units in another "
                 "order or rescaled): what lies between them says nothing about two minima"
             )
-    return found
+    return copies
 
 
 def _check_interpolation_arguments(networks: Sequence[nn.Module], resolution: int, batchnorm: str) -> None:

@@ -12,14 +12,14 @@ from flatscope.samples import PROBED_SAMPLES, Inputs, Samples, parts_of
 
 def order_digest(samples: Samples) -> bytes:
     """A hash of the first samples in the order of one pass: another one where a loader shuffles."""
-    found, n = hashlib.blake2b(str(samples.n).encode(), digest_size=16), 0
+    checksum, n = hashlib.blake2b(str(samples.n).encode(), digest_size=16), 0
     for inputs, targets in samples.batches():
         for part in (*parts_of(inputs), targets):
-            found.update(b"".join(_rows_of_bytes(part[: PROBED_SAMPLES - n])))
+            checksum.update(b"".join(_rows_of_bytes(part[: PROBED_SAMPLES - n])))
         n += len(targets)
         if n >= PROBED_SAMPLES:
             break
-    return found.digest()
+    return checksum.digest()
 
 
 def input_digests(inputs: Inputs) -> list[bytes]:
@@ -30,13 +30,15 @@ def input_digests(inputs: Inputs) -> list[bytes]:
 
 def sample_fingerprints(samples: Samples, most: int) -> list[bytes]:
     """Sorted hashes of the first `most` samples of one pass."""
-    found: list[bytes] = []
+    fingerprints: list[bytes] = []
     for inputs, targets in samples.batches():
         columns = [_rows_of_bytes(part) for part in (*parts_of(inputs), targets)]
-        found.extend(hashlib.blake2b(b"".join(row), digest_size=16).digest() for row in zip(*columns, strict=True))
-        if len(found) >= most:
+        fingerprints.extend(
+            hashlib.blake2b(b"".join(row), digest_size=16).digest() for row in zip(*columns, strict=True)
+        )
+        if len(fingerprints) >= most:
             break
-    return sorted(found[:most])
+    return sorted(fingerprints[:most])
 
 
 def _rows_of_bytes(part: Tensor) -> list[bytes]:

@@ -76,11 +76,11 @@ def _is_list_of_numbers(value: Any) -> bool:
 def _list_as_array(value: Any, where: str) -> np.ndarray[Any, Any]:
     """Nested lists as an array, floats in float32 as torch makes them."""
     try:
-        found = np.asarray(value)
+        array = np.asarray(value)
     except ValueError as problem:
         got, fix = "lists of different lengths", "Pad them to one length, or wrap the samples in a Dataset"
         raise InputError("samples of one shape", got, where, fix) from problem
-    return found.astype(np.float32) if found.dtype == np.float64 else found
+    return array.astype(np.float32) if array.dtype == np.float64 else array
 
 
 def _is_one_sample(given: Any) -> bool:

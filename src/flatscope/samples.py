@@ -201,8 +201,8 @@ def _as_tensor(value: Any, where: str) -> Tensor:
     if isinstance(value, Tensor) and value.is_meta:
         raise InputError("data with values", "a meta tensor without any", where, "Load the data on a device")
     if isinstance(value, Tensor):  # of what was made in inference mode no derivative can be taken
-        found: Tensor = value.detach() if value.requires_grad else value
-        return found.clone() if found.is_inference() else found
+        tensor: Tensor = value.detach() if value.requires_grad else value
+        return tensor.clone() if tensor.is_inference() else tensor
     try:
         if isinstance(value, np.ndarray):  # copied where torch would warn that it cannot be written to
             return torch.from_numpy(np.require(value, requirements=("C", "W")))
@@ -220,8 +220,8 @@ def _as_tensor(value: Any, where: str) -> Tensor:
 def output_tensor(raw: Any) -> Tensor:
     """The output tensor of a model: itself, its `.logits`, or its "logits" entry."""
     by_name = raw.get("logits") if isinstance(raw, Mapping) else None
-    for found in (raw, by_name, getattr(raw, "logits", None)):
-        if isinstance(found, Tensor):
-            return found
+    for candidate in (raw, by_name, getattr(raw, "logits", None)):
+        if isinstance(candidate, Tensor):
+            return candidate
     fix = "Wrap the model in a module that returns the tensor to be measured"
     raise InputError("a model whose output is a tensor or has .logits", type(raw).__name__, "model", fix)

@@ -200,15 +200,15 @@ class Draws:
     @property
     def means(self) -> list[float]:
         """Mean of each quantity."""
-        found: list[float] = self.samples.mean(0).tolist()
-        return found
+        means: list[float] = self.samples.mean(0).tolist()
+        return means
 
     @property
     def stderrs(self) -> list[float]:
         """Standard error of each mean, widened as `student` does."""
         n = len(self.samples)
-        found: list[float] = student(self.samples.std(0) / math.sqrt(n), torch.tensor(n - 1.0)).tolist()
-        return found
+        stderrs: list[float] = student(self.samples.std(0) / math.sqrt(n), torch.tensor(n - 1.0)).tolist()
+        return stderrs
 
     def precise(self, precision: float) -> bool:
         """True if every mean has at most this relative standard error."""

@@ -42,11 +42,13 @@ class Readings:
     def of(cls, rows: pd.DataFrame, bracketed: Any = False) -> Readings:
         """Rows of a `Table`, and whether low and high of those that are not exact enclose what a search looks for."""
         value, stderr = (rows[name].to_numpy(dtype=float) for name in ("value", "stderr"))
-        found = ~rows["exact"].to_numpy(dtype=bool) & (stderr == 0)
-        below, above = (np.where(found, np.abs(rows[end].to_numpy(dtype=float) - value), np.nan) for end in ENDS)
+        searched_rows = ~rows["exact"].to_numpy(dtype=bool) & (stderr == 0)
+        below, above = (
+            np.where(searched_rows, np.abs(rows[end].to_numpy(dtype=float) - value), np.nan) for end in ENDS
+        )
         known = np.isfinite(below) & np.isfinite(above) & np.asarray(bracketed, dtype=bool)
         below, above = np.where(known, below, 0.0), np.where(known, above, 0.0)
-        return cls(value, stderr, below, above, found & ~known)
+        return cls(value, stderr, below, above, searched_rows & ~known)
 
     @classmethod
     def one(
@@ -79,8 +81,8 @@ def excess(before: Readings, after: Readings, *, scale: float, rounding: float, 
     allowed = allowed + np.where(rises, before.above + after.below, before.below + after.above)
     allowed = allowed + scale * np.where(searched, SEARCH, rounding)
     with np.errstate(divide="ignore", invalid="ignore"):
-        found: Numbers = distances_between_readings(before, after) / allowed
-    return np.nan_to_num(found, nan=0.0, posinf=math.inf)  # no change and nothing allowed
+        excesses: Numbers = distances_between_readings(before, after) / allowed
+    return np.nan_to_num(excesses, nan=0.0, posinf=math.inf)  # no change and nothing allowed
 
 
 def distances_between_readings(before: Readings, after: Readings) -> Numbers:
@@ -88,8 +90,8 @@ def distances_between_readings(before: Readings, after: Readings) -> Numbers:
     with np.errstate(invalid="ignore"):
         distance = np.abs(after.value - before.value)
     same = after.value == before.value  # infinities too
-    found: Numbers = np.where(same, 0.0, np.nan_to_num(distance, nan=math.inf, posinf=math.inf))
-    return found
+    distances: Numbers = np.where(same, 0.0, np.nan_to_num(distance, nan=math.inf, posinf=math.inf))
+    return distances
 
 
 def checked_confidence(confidence: float) -> float:

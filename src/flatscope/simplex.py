@@ -146,8 +146,8 @@ class Simplex(DrawnResult):
     def __repr__(self) -> str:
         corners = ", ".join(number(float(self.loss[i])) for i in self.vertices)
         size = f"{len(self.loss)} mixtures of {self.weights.shape[1]} networks"
-        found = f"Simplex({size}: loss {corners} at the networks, barrier {number(self.barrier)})"
-        return "\n".join([self.headline, found])
+        line = f"Simplex({size}: loss {corners} at the networks, barrier {number(self.barrier)})"
+        return "\n".join([self.headline, line])
 
     def _head(self) -> dict[str, Any]:
         return {"classes": self.accuracy is not None, "meta": self.meta}

@@ -78,12 +78,12 @@ def has_scales(problem: Problem) -> bool:
 def _fall_by_descent(context: Context) -> dict[str, float]:
     """The fall of the loss, and what it is measured against; nothing where the network cannot be differentiated."""
     try:
-        found = fall_by_gradient_step(context)
+        fall = fall_by_gradient_step(context)
     except Warning:  # raised only where the user turned warnings into errors
         raise
     except Exception:  # what cannot be differentiated, and for what there is no time, loses nobody a table
         return {}
-    return {"fall": found.fall, "constant": found.constant, "decay": found.decay}
+    return {"fall": fall.fall, "constant": fall.constant, "decay": fall.decay}
 
 
 def _time_is_up(context: Context) -> bool:

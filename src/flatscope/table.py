@@ -129,11 +129,11 @@ class Table(Result):
 
     def one_each(self) -> dict[str, float]:
         """One number per measure: that of the network, else the mean over its layers, units or samples."""
-        found = {}
+        numbers = {}
         for name, rows in self._frame.groupby("measure", sort=False):
             whole = rows_of(rows, "network")
-            found[str(name)] = float((whole if len(whole) else rows)["value"].mean())
-        return found
+            numbers[str(name)] = float((whole if len(whole) else rows)["value"].mean())
+        return numbers
 
     def to_frame(self) -> pd.DataFrame:
         """A copy as a pandas frame, one row per number."""
@@ -191,10 +191,10 @@ class Table(Result):
                 }
                 unknown.fix = f"It was not asked for: {call}{way.get(level, f'[{name!r}]')} gives it"
             raise unknown
-        found = rows_of(rows, level) if level else rows
-        if found.empty:
+        matching = rows_of(rows, level) if level else rows
+        if matching.empty:
             raise self._none(name, what, where)
-        return found
+        return matching
 
     def _network_row(self, name: str) -> pd.Series[Any]:
         rows = self._rows(name, "network", "network-wide value", "table")

@@ -183,20 +183,20 @@ def _logistic_loss(module: nn.BCEWithLogitsLoss) -> Loss:
 
     def masses(outputs: Tensor, targets: Tensor) -> Tensor:
         chance = _targets_as_outputs(targets, outputs)
-        found = torch.ones_like(outputs) if positive is None else chance * positive.to(outputs) + (1 - chance)
+        masses = torch.ones_like(outputs) if positive is None else chance * positive.to(outputs) + (1 - chance)
         if weight is not None:
-            found = found * weight.to(outputs)
-        return (found * share(outputs)).reshape(len(outputs), -1)
+            masses = masses * weight.to(outputs)
+        return (masses * share(outputs)).reshape(len(outputs), -1)
 
     def share(outputs: Tensor) -> float:
         return 1.0 if module.reduction == "sum" else 1.0 / max(outputs[0].numel(), 1)
 
     def values(outputs: Tensor, targets: Tensor) -> Tensor:
         chance, sure = _targets_as_outputs(targets, outputs), 1.0 if positive is None else positive.to(outputs)
-        found = -chance * sure * functional.logsigmoid(outputs) - (1 - chance) * functional.logsigmoid(-outputs)
+        losses = -chance * sure * functional.logsigmoid(outputs) - (1 - chance) * functional.logsigmoid(-outputs)
         if weight is not None:
-            found = found * weight.to(outputs)
-        return (found * share(outputs)).reshape(len(outputs), -1).sum(1)
+            losses = losses * weight.to(outputs)
+        return (losses * share(outputs)).reshape(len(outputs), -1).sum(1)
 
     options = [f"{what} weights" for what, given in (("positive", positive), ("entry", weight)) if given is not None]
     name = f"bce with {' and '.join(options)}" if options else AVERAGED_LABELS
@@ -213,10 +213,10 @@ def _loss_of_module(module: nn.Module) -> Loss:
 
     def values(outputs: Tensor, targets: Tensor) -> Tensor:
         given = _targets_as_outputs(targets, outputs) if isinstance(module, BY_ENTRY) else targets
-        found: Tensor = module.to(outputs.device)(outputs, given)
-        if found.ndim == 0 or len(found) != len(outputs):
-            return found  # the loss itself says what is wrong with it
-        flat = found.reshape(len(outputs), -1)
+        losses: Tensor = module.to(outputs.device)(outputs, given)
+        if losses.ndim == 0 or len(losses) != len(outputs):
+            return losses  # the loss itself says what is wrong with it
+        flat = losses.reshape(len(outputs), -1)
         return flat.mean(1) if reduction == "mean" and not isinstance(module, nn.NLLLoss) else flat.sum(1)
 
     many = ""

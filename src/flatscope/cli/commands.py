@@ -272,10 +272,10 @@ def command_names() -> list[str]:
 
 def help_line(name: str) -> str:
     """One line that describes a command."""
-    found = OWN_COMMANDS.get(name)
-    if found is None:
+    own_command = OWN_COMMANDS.get(name)
+    if own_command is None:
         return OF_THE_PAPERS[name][0]
-    return str(found.info.help) if isinstance(found, typer.Typer) else str(found.__doc__)
+    return str(own_command.info.help) if isinstance(own_command, typer.Typer) else str(own_command.__doc__)
 
 
 def declared_command(name: str) -> Run | typer.Typer:
@@ -289,11 +289,11 @@ def declared_command(name: str) -> Run | typer.Typer:
 
 def load_command(name: str) -> Any:
     """One of the commands, built."""
-    found = declared_command(name)
-    if isinstance(found, typer.Typer):
-        group = typer.main.get_group(found)
+    command = declared_command(name)
+    if isinstance(command, typer.Typer):
+        group = typer.main.get_group(command)
         group.name = name
         return group
     alone = typer.Typer(add_completion=False)
-    alone.command(name)(spread_option_bundles(found))
+    alone.command(name)(spread_option_bundles(command))
     return typer.main.get_command(alone)

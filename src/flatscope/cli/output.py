@@ -95,11 +95,11 @@ def check_output_folder(folder: Path) -> None:
 
 def _refuse_unwritable(path: Path, folder: Path) -> None:
     try:
-        found = "a folder of that name" if path != folder and path.is_dir() else _reason_unwritable(folder)
+        reason = "a folder of that name" if path != folder and path.is_dir() else _reason_unwritable(folder)
     except OSError as problem:  # a name that is too long, a folder that may not be looked into
-        found = problem.strerror or str(problem)
-    if found:
-        raise InputError("a place that can be written to", found, where=str(path), fix="Choose another path")
+        reason = problem.strerror or str(problem)
+    if reason:
+        raise InputError("a place that can be written to", reason, where=str(path), fix="Choose another path")
 
 
 def _reason_unwritable(folder: Path) -> str:

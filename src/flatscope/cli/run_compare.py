@@ -63,12 +63,14 @@ def run_compare(given: CompareCommand) -> None:
                 network = load_model(factory, path, loaded, given.seed, factory_options)
                 problems[called] = make_problem(network, loaded, given, device=own_device)
             settings: dict[str, Any] = {"seed": given.seed, "options": options, "tolerance": given.tolerance}
-            found = compare_function.compare(problems, names=names_of_measures, **settings, **given.effort_arguments())
+            comparison = compare_function.compare(
+                problems, names=names_of_measures, **settings, **given.effort_arguments()
+            )
     except Interrupted as stop:
-        found, stopped = stop.result, stop
+        comparison, stopped = stop.result, stop
     if not problems[names[0]].ranks.rank:  # every rank has the same comparison; the first one shows it
-        found.meta |= {"model": ", ".join(model), "data": given.data, "command": command_line()}
-        write_and_show_result(found, given, lambda: show_comparison(found), unfinished=stopped is not None)
+        comparison.meta |= {"model": ", ".join(model), "data": given.data, "command": command_line()}
+        write_and_show_result(comparison, given, lambda: show_comparison(comparison), unfinished=stopped is not None)
     if stopped:
         raise stopped
 

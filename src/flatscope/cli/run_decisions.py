@@ -34,7 +34,7 @@ def run_sensitivity(given: SensitivityCommand) -> None:
         check_output_file(place, (ending,))
     problem, _ = load_problem(given)
     shares = SHARES if given.sparsity is None else tuple(share for share in given.sparsity if share)
-    found = sensitivity(
+    result = sensitivity(
         problem,
         BITS if given.bits is None else given.bits,
         shares,
@@ -45,16 +45,16 @@ def run_sensitivity(given: SensitivityCommand) -> None:
         memory=given.memory,
         seed=given.seed,
     )
-    found.meta |= network_meta(given)
+    result.meta |= network_meta(given)
     note_missing_weights(given.model, given.weights)
 
     def show() -> None:
-        show_text(f"{found.headline}\n")
-        show_grid(*found.cells())
+        show_text(f"{result.headline}\n")
+        show_grid(*result.cells())
 
-    write_and_show_result(found, given, show)
+    write_and_show_result(result, given, show)
     if given.mean_bits is not None:
-        _show_chosen_bits(found, given)
+        _show_chosen_bits(result, given)
 
 
 def _show_chosen_bits(found: Sensitivity, given: SensitivityCommand) -> None:
@@ -80,15 +80,15 @@ def run_forecast(given: ForecastCommand) -> None:
     check_outputs(given, Forecast)
     new = read_weights(given.to)
     problem, _ = load_problem(given)
-    found = forecast(problem, new, budget=given.budget, memory=given.memory)
-    found.meta |= network_meta(given) | {"to": str(given.to)}
+    result = forecast(problem, new, budget=given.budget, memory=given.memory)
+    result.meta |= network_meta(given) | {"to": str(given.to)}
     note_missing_weights(given.model, given.weights)
 
     def show() -> None:
-        show_text(f"{found.headline}\n")
-        show_grid(*found.cells())
+        show_text(f"{result.headline}\n")
+        show_grid(*result.cells())
 
-    write_and_show_result(found, given, show)
+    write_and_show_result(result, given, show)
 
 
 def run_diagonal(given: DiagonalCommand) -> None:
@@ -97,9 +97,9 @@ def run_diagonal(given: DiagonalCommand) -> None:
     check_output_file(given.out, (".safetensors",))
     problem, _ = load_problem(given)
     effort = {"precision": given.precision, "budget": given.budget, "memory": given.memory}
-    found = diagonal(problem, given.matrix, seed=given.seed, **effort)  # type: ignore[arg-type]
-    found.meta |= network_meta(given)
+    result = diagonal(problem, given.matrix, seed=given.seed, **effort)  # type: ignore[arg-type]
+    result.meta |= network_meta(given)
     note_missing_weights(given.model, given.weights)
-    found.save(given.out)
+    result.save(given.out)
     show_note(f"diagonal written to {given.out}")
-    show_text(found.headline)
+    show_text(result.headline)

@@ -78,7 +78,7 @@ def run_demo(out: Path, seed: int) -> None:
         last = histories[name].iloc[-1]
         show_progress_line(f"  {int(last['epoch'])} epochs, test error {100 * last['test_error']:.1f} %")
     show_progress_line("Measuring both …")
-    found = compare(problems, names=MEASURED, seed=seed)
+    comparison = compare(problems, names=MEASURED, seed=seed)
     certificates = {name: bounds(problem, seed=seed) for name, problem in problems.items()}
     density = {name: spectral_density(problem, draws=DRAWS, seed=seed) for name, problem in problems.items()}
     show_progress_line("Walking away from them on planes in weight space and in path space …")
@@ -91,13 +91,13 @@ def run_demo(out: Path, seed: int) -> None:
     first = next(iter(problems))
     show_progress_line(f"Writing the {first} network with other weights, and measuring the same function again …")
     audits = {first: audit(problems[first], AUDITED, by=("layer", "unit"), trials=1, seed=seed)}
-    for name, table in found.tables.items():
+    for name, table in comparison.tables.items():
         table.save(out / f"{_file_name_of_network(name)}.parquet")
     items = {name: [certificates[name], histories[name], surfaces[name], density[name]] for name in problems}
-    everything = [found, items, audits]
+    everything = [comparison, items, audits]
     page = report(everything, out / "report.html", title="flatscope demo", command=command_line())
     figures = save_figures(everything, out / "figures")
-    show_comparison_answer(found)
+    show_comparison_answer(comparison)
     show_note(f"{len(figures)} figures in {out / 'figures'}, tables and weights in {out}")
     _show_next_command(page, out)
 

@@ -297,10 +297,10 @@ class _Row:
 
 
 def _show_fit(fit: Fit) -> None:
-    found = fit.summary
-    rows = [["loss", *(number(value) for value in (found.loss, found.test_loss, found.test_loss - found.loss))]]
-    if not math.isnan(found.error):
-        shares = (found.error, found.test_error, found.test_error - found.error)
+    summary = fit.summary
+    rows = [["loss", *(number(value) for value in (summary.loss, summary.test_loss, summary.test_loss - summary.loss))]]
+    if not math.isnan(summary.error):
+        shares = (summary.error, summary.test_error, summary.test_error - summary.error)
         rows.append(["error", *(f"{100 * share:.2f} %" for share in shares)])
     columns = 4 if fit.n_test else 2  # what, training, test, gap
     show_grid(["", "train", "test", "gap"][:columns], [row[:columns] for row in rows])

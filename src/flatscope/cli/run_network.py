@@ -58,13 +58,13 @@ def run_audit(given: AuditCommand) -> None:
         before = None if begun is None else read_weights(begun)
         problem, _ = load_problem(given, device=own_device, initial=before)
         ways = given.by or applicable_ways_of_rewriting(problem.model, problem.example())
-        found = audit(problem, given.measures, ways, given.trials, given.seed, options=options)
+        result = audit(problem, given.measures, ways, given.trials, given.seed, options=options)
         if problem.ranks.rank:
             return  # every rank has the same audit; the first one shows it
-    found.meta |= network_meta(given)
+    result.meta |= network_meta(given)
     note_missing_weights(given.model, given.weights)
     note_found_initial(given.initial, begun)
-    write_and_show_result(found, given, lambda: show_audit(found))
+    write_and_show_result(result, given, lambda: show_audit(result))
 
 
 def show_audit(found: Audit) -> None:
@@ -92,10 +92,10 @@ def run_explain(given: ExplainCommand) -> None:
     parse_model_options(given.model_option)
     check_outputs(given, Explanation)
     problem, _ = load_problem(given)
-    found = explain(problem, given.measures, given.precision, curvature=given.curvature)
-    found.meta |= network_meta(given)
+    explanation = explain(problem, given.measures, given.precision, curvature=given.curvature)
+    explanation.meta |= network_meta(given)
     note_missing_weights(given.model, given.weights)
-    write_and_show_result(found, given, lambda: show_explanation(found))
+    write_and_show_result(explanation, given, lambda: show_explanation(explanation))
 
 
 def show_explanation(found: Explanation) -> None:
@@ -177,8 +177,8 @@ def run_spectrum(given: SpectrumCommand) -> None:
             )
         if problem.ranks.rank:
             return  # every rank has the same spectrum; the first one shows it
-    found = [result for result in (pairs, density) if result is not None]
-    for result in found:
+    results = [result for result in (pairs, density) if result is not None]
+    for result in results:
         result.meta.update(network_meta(given))
     note_missing_weights(given.model, given.weights)
     if given.pairs_out is not None and pairs is not None:
@@ -186,10 +186,10 @@ def run_spectrum(given: SpectrumCommand) -> None:
         show_note(f"eigenvalues written to {given.pairs_out}")
 
     def show() -> None:
-        for result in found:
+        for result in results:
             show_grid(*result.cells())
 
     def as_json() -> str:
-        return json.dumps({result.WORD: json.loads(result.to_json()) for result in found}, indent=1)
+        return json.dumps({result.WORD: json.loads(result.to_json()) for result in results}, indent=1)
 
-    write_and_show_result(density or found[0], given, show, page=found, as_json=as_json)
+    write_and_show_result(density or results[0], given, show, page=results, as_json=as_json)

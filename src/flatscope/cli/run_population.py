@@ -47,12 +47,12 @@ def run_atlas(given: AtlasCommand) -> None:
     check_outputs(given, Atlas)
     looks = rows_meeting_conditions(read_table_of_looks(given.source), given.where or ())
     chosen: dict[str, Any] = {"kinds": given.kinds} if given.kinds else {}
-    found = atlas(
+    curves = atlas(
         looks, given.measures or (), target=given.target, by=given.by or (), network=given.network,
         resamples=given.resamples, seed=given.seed, **chosen,
     )  # fmt: skip
-    found.meta |= {"source": given.source, "rows": len(looks), "command": command_line()}
-    write_and_show_result(found, given, lambda: show_grid(*found.cells()))
+    curves.meta |= {"source": given.source, "rows": len(looks), "command": command_line()}
+    write_and_show_result(curves, given, lambda: show_grid(*curves.cells()))
 
 
 def read_table_of_looks(source: str) -> pd.DataFrame:

@@ -24,14 +24,14 @@ def run_report(given: ReportCommand) -> None:
         if name not in PICTURES:
             raise InputError(f"formats of {', '.join(PICTURES)}", repr(given.formats), where="--format")
     places = [place for item in given.items for place in _paths_with_study_scales(item)]
-    found = [pair for place in places for pair in read_item(place, given.target, given.measures or ())]
-    page = report(found, given.out, title=given.title, command=command_line())
-    for name, thing in found[:MOST_ANSWERS]:
+    items = [pair for place in places for pair in read_item(place, given.target, given.measures or ())]
+    page = report(items, given.out, title=given.title, command=command_line())
+    for name, thing in items[:MOST_ANSWERS]:
         if isinstance(thing, Result) and (answer := thing.headline):
-            show_headline(f"{name}: {answer.splitlines()[0]}" if len(found) > 1 else answer)
+            show_headline(f"{name}: {answer.splitlines()[0]}" if len(items) > 1 else answer)
     show_note(f"report written to {page}, {page.stat().st_size / 1e6:.1f} MB")
     if given.figures is not None:
-        saved = save_figures(found, given.figures, chosen)
+        saved = save_figures(items, given.figures, chosen)
         show_note(f"{numbered(len(saved), 'figure')} written to {given.figures}")
 
 

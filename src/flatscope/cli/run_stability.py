@@ -82,17 +82,17 @@ def run_stability(given: StabilityCommand) -> None:
         text = f"{str(stop) or 'Interrupted'}: {done} of {len(run.checkpoints)} checkpoints are done"
         stopped = Interrupted(text, recorder.stability)
     remarks += [OTHER_FUNCTION] if has_batchnorm(network) else []
-    found = recorder.stability
-    found.meta.update({"model": given.model, "data": given.data, "command": command_line()})
+    stability = recorder.stability
+    stability.meta.update({"model": given.model, "data": given.data, "command": command_line()})
     if remarks:
-        found.meta["remarks"] = [*found.meta.get("remarks", ()), *remarks]
+        stability.meta["remarks"] = [*stability.meta.get("remarks", ()), *remarks]
 
     def show() -> None:
-        for sentence in found.summary().splitlines():
+        for sentence in stability.summary().splitlines():
             show_text(sentence)
-        show_grid(*found.cells())
+        show_grid(*stability.cells())
 
-    write_and_show_result(found, given, show, unfinished=stopped is not None)
+    write_and_show_result(stability, given, show, unfinished=stopped is not None)
     if stopped:
         raise stopped
 

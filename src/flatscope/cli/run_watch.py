@@ -47,17 +47,17 @@ def watch_run(place: str, every: float, page: Path | None, once: bool) -> None:
         check_output_file(page, (".html",))
     shown: list[list[str]] = []
     while True:
-        found = moment_of_run(place)
-        if found.rows != shown:
-            show_grid(found.header, found.rows)
-            shown = found.rows
-        last = found.over or once
-        if page is not None and found.items:
-            report(found.items, page, command=command_line(), refresh=None if last else every)
+        moment = moment_of_run(place)
+        if moment.rows != shown:
+            show_grid(moment.header, moment.rows)
+            shown = moment.rows
+        last = moment.over or once
+        if page is not None and moment.items:
+            report(moment.items, page, command=command_line(), refresh=None if last else every)
         if last:
             break
         time.sleep(every)
-    if page is not None and found.items:
+    if page is not None and moment.items:
         show_note(f"report written to {page}")
 
 
@@ -94,13 +94,13 @@ def _moment_of_training(name: str, path: Path) -> Moment:
 
 def _population_histories(checkpoint: Path) -> dict[str, pd.DataFrame]:
     """The histories of networks that train at once, from their groups' checkpoints."""
-    found: dict[str, pd.DataFrame] = {}
+    histories: dict[str, pd.DataFrame] = {}
     for path in sorted(checkpoint.glob("*.safetensors")):
         with reading("a checkpoint of networks that train at once", str(path)):
             saved = json.loads(read_tensors(path)[1].get(STATE_KEY, "{}"))
             for trial, record in zip(saved.get("trials", ()), saved.get("records", ()), strict=True):
-                found[str(trial["name"])] = pd.DataFrame(record["rows"], dtype="float64")
-    return found
+                histories[str(trial["name"])] = pd.DataFrame(record["rows"], dtype="float64")
+    return histories
 
 
 def _moment_of_histories(histories: Mapping[str, pd.DataFrame], over: bool) -> Moment:

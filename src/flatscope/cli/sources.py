@@ -99,8 +99,8 @@ def parse_model_options(entries: Iterable[str] | None) -> dict[str, Any]:
     """`name=value` entries as a dictionary; values are Python literals or words."""
     options = {}
     for entry in entries or ():
-        name, found, value = entry.partition("=")
-        if not (found and name.isidentifier()):
+        name, equals, value = entry.partition("=")
+        if not (equals and name.isidentifier()):
             raise InputError("name=value, as in widths=64,32,10", repr(entry), where="--model-option")
         options[name] = _parse_literal_or_word(value)
     return options
@@ -122,8 +122,8 @@ def _load_arguments_with_columns(given: DataOptions) -> dict[str, Any]:
     """Arguments of `load`, with columns by what they hold."""
     columns: dict[str, str] = {}
     for entry in given.column or ():
-        role, found, name = entry.partition("=")
-        if not (found and role and name):
+        role, equals, name = entry.partition("=")
+        if not (equals and role and name):
             raise InputError("input=NAME or label=NAME", repr(entry), where="--column")
         columns[role] = name
     if is_hub_data(given.data) and getattr(given, "loss", "") == "next_token":
@@ -148,12 +148,12 @@ def load_problem(given: NetworkOptions, **settings: Any) -> tuple[Problem, Data 
 def network_meta(network: NetworkOptions) -> dict[str, str]:
     """Origin of a measured network, for the provenance of its results."""
     weights = str(network.weights or "")
-    found = {"model": network.model, "weights": weights, "data": network.data, "command": command_line()}
+    meta = {"model": network.model, "weights": weights, "data": network.data, "command": command_line()}
     for name, path in (("weights", Path(weights)), ("data", Path(network.data))):
         path = path / WEIGHTS_FILE if name == "weights" and path.is_dir() else path
         if path.is_file():
-            found[f"{name} checksum"] = file_digest(path)
-    return found
+            meta[f"{name} checksum"] = file_digest(path)
+    return meta
 
 
 def saved_error(weights: Path | None) -> float | None:
@@ -168,10 +168,10 @@ def saved_error(weights: Path | None) -> float | None:
             rows = from_json_bytes(read_file(folder / STATE_FILE, MOST_TEXT))["state"]["rows"]
         else:  # of a trial in a store
             rows = [from_json_bytes(read_file(folder / "metrics.json", MOST_TEXT))["metrics"]]
-        found = float(rows[-1]["train_error"])
+        error = float(rows[-1]["train_error"])
     except (OSError, ValueError, KeyError, IndexError, TypeError):
         return None
-    return found if math.isfinite(found) else None
+    return error if math.isfinite(error) else None
 
 
 def find_initial(initial: Path | None, weights: Path | None) -> Path | None:
@@ -228,9 +228,9 @@ def parse_options(entries: Iterable[str]) -> Options:
     """`measure.option=value` entries as {measure: {option: value}}; values are Python literals or words."""
     options: Options = {}
     for entry in entries:
-        name, found, value = entry.partition("=")
+        name, equals, value = entry.partition("=")
         measure, dot, option = name.partition(".")
-        if not (found and dot and option):
+        if not (equals and dot and option):
             raise InputError("measure.option=value, as in margin.epsilon=0.1", repr(entry), where="--option")
         options.setdefault(measure, {})[option] = _parse_literal_or_word(value)
     return options

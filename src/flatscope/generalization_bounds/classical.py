@@ -166,10 +166,10 @@ def best_gap(
     partitions: Iterable[TriedPartition], largest: float, n: int, delta: float
 ) -> tuple[float, TriedPartition]:
     """The smallest value of (19) over partitions, and where it is."""
-    found = [(robust_gap(p.spread, p.cells, largest, n, delta, log_weight(p.index)), p) for p in partitions]
-    if not found:
+    gaps = [(robust_gap(p.spread, p.cells, largest, n, delta, log_weight(p.index)), p) for p in partitions]
+    if not gaps:
         raise InputError("at least one partition", "none", where="robustness")
-    return min(found, key=lambda pair: pair[0])
+    return min(gaps, key=lambda pair: pair[0])
 
 
 @bound(
@@ -214,15 +214,15 @@ def _random_centres(ctx: Context, most: int) -> Tensor:
     """At most that many test inputs as vectors, at random and in random order: (k, d)."""
     n = ctx.problem.part("test").n
     order = torch.randperm(n, generator=ctx.generator("robustness"))[:most]
-    found: dict[int, Tensor] = {}
+    centres: dict[int, Tensor] = {}
     start, wanted = 0, set(order.tolist())
     for inputs, targets in ctx.batches("test"):
         vectors = input_vectors(inputs)
-        found |= {start + i: vectors[i] for i in range(len(targets)) if start + i in wanted}
+        centres |= {start + i: vectors[i] for i in range(len(targets)) if start + i in wanted}
         start += len(targets)
-    if len({len(vector) for vector in found.values()}) > 1:
+    if len({len(vector) for vector in centres.values()}) > 1:
         raise NotApplicable("inputs of one shape")
-    return torch.stack([found[int(i)] for i in order])
+    return torch.stack([centres[int(i)] for i in order])
 
 
 def _cells_and_losses(ctx: Context, centres: Tensor, sizes: list[int]) -> Iterator[tuple[Tensor, Tensor]]:

@@ -193,11 +193,11 @@ def _adam_descent(
     optimizer = torch.optim.Adam(moved, lr=training.lr, fused=True)
     generator = ctx.generator(f"pac_bayes_optimised, {what}")
     spent, part = _share_of_time_spent(ctx, share), max(1, training.steps // PARTS)
-    found: list[float] = []
+    losses: list[float] = []
     with progress(what, total=training.steps, lines=True) as advance:
         for step in range(training.steps):
             done = max(step / training.steps, spent())
-            if done >= 1 or (step % part == 0 and _has_stopped_falling(found, part)):
+            if done >= 1 or (step % part == 0 and _has_stopped_falling(losses, part)):
                 break
             for group in optimizer.param_groups:
                 group["lr"] = training.lr * (1 - done)
@@ -205,7 +205,7 @@ def _adam_descent(
             for tensor, derivative in zip(moved, derivatives, strict=True):
                 tensor.grad = derivative
             optimizer.step()
-            found.append(loss + cost)
+            losses.append(loss + cost)
             advance()
 
 
@@ -346,10 +346,10 @@ def _mean_with_stderr(errors: Tensor) -> str:
 
 
 def _samples_of_part(ctx: Context, part: str) -> Batch:
-    found = samples_as_one_batch(ctx, part)
-    if found is None:
+    batch = samples_as_one_batch(ctx, part)
+    if batch is None:
         raise NotApplicable(f"needs {part} samples of one shape that fit in memory, to draw batches from")
-    return found
+    return batch
 
 
 def _prior_centre(ctx: Context, prior: str) -> Params:

@@ -275,16 +275,16 @@ def pac_bayes_psi(
             point.passes = ctx.passes
             yield torch.tensor([at_rest + _bounded_loss(point, loss) - here], dtype=torch.float64)
 
-    found = draw_until_precise(ctx, changed(), draws)  # precise is what the whole bound is, not the change alone
-    value = at_rest + abs(found.means[0] - at_rest)
+    drawn = draw_until_precise(ctx, changed(), draws)  # precise is what the whole bound is, not the change alone
+    value = at_rest + abs(drawn.means[0] - at_rest)
     # Hoeffding on both sides, at every number of draws after which it might have stopped.
-    by_draws = math.sqrt(math.log(200 * draws / delta) / (2 * len(found.samples)))
-    reason = f"KL {divergence:.4g}, of which signs {sign_penalty * paths.n_classes * math.log(2):.4g}; {found.remark()}"
+    by_draws = math.sqrt(math.log(200 * draws / delta) / (2 * len(drawn.samples)))
+    reason = f"KL {divergence:.4g}, of which signs {sign_penalty * paths.n_classes * math.log(2):.4g}; {drawn.remark()}"
     if rule == "max_product":
         reason += "; NOT VALID: the skeleton was chosen by the trained weights"
     if not sign_penalty:
         reason += "; valid only if the signs of the frozen weights were fixed before training"
-    return Value(value, stderr=found.stderrs[0], high=value + by_draws, exact=False, reason=reason)
+    return Value(value, stderr=drawn.stderrs[0], high=value + by_draws, exact=False, reason=reason)
 
 
 def _bounded_loss(ctx: Context, loss: str) -> float:

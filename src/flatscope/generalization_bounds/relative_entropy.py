@@ -24,7 +24,7 @@ def largest_mean_within_entropy(q: float, entropy: float) -> float:
     """The largest p with kl(q‖p) ≤ entropy, by bisection down to neighbouring numbers, of which it is the upper one.
 
     Example:
-        >>> round(largest_mean(0.0, 0.1), 6), round(largest_mean(0.02, 0.1), 6)
+        >>> round(largest_mean_within_entropy(0.0, 0.1), 6), round(largest_mean_within_entropy(0.02, 0.1), 6)
         (0.095163, 0.150812)
     """
     if not 0 <= q <= 1 or not entropy >= 0:

@@ -63,26 +63,26 @@ def read_bytes(path: Path, expected_size: int | None = None) -> bytes:
 
 def read_tar(path: Path, names: Collection[str]) -> dict[str, bytes]:
     """Contents of the members of a tar archive that are there, by base name; nothing is extracted."""
-    found: dict[str, bytes] = {}
+    contents: dict[str, bytes] = {}
     try:
         with open_file(path) as file, tarfile.open(fileobj=file, mode="r:*") as tar:
             for member in tar:
                 name = PurePosixPath(member.name).name
-                if name not in names or name in found or not member.isfile():
+                if name not in names or name in contents or not member.isfile():
                     continue
                 if member.size > UNPACKED_LIMIT:
                     wanted = f"at most {UNPACKED_LIMIT} bytes in {name}"
                     raise DataFileError(wanted, f"{member.size} bytes", where=str(path))
                 stream = tar.extractfile(member)
-                found[name] = stream.read() if stream else b""
-                if len(found[name]) != member.size:
-                    raise EOFError(f"{name} has {len(found[name])} of {member.size} bytes")
-                if len(found) == len(names):
+                contents[name] = stream.read() if stream else b""
+                if len(contents[name]) != member.size:
+                    raise EOFError(f"{name} has {len(contents[name])} of {member.size} bytes")
+                if len(contents) == len(names):
                     break
     except (*_DAMAGE, OSError) as error:
-        got = f"damage after {len(found)} of {len(names)} files ({error})"
+        got = f"damage after {len(contents)} of {len(names)} files ({error})"
         raise DataFileError("a whole tar archive", got, str(path), REPLACE) from error
-    return found
+    return contents
 
 
 def parse_idx(content: bytes) -> Bytes:

@@ -63,10 +63,10 @@ def hub_splits(name: str) -> dict[str, HubTable]:
 
 def training_split(parts: dict[str, HubTable], name: str) -> str:
     """Name of the part to train on: "train", or the only one."""
-    found = next((part for part in TRAIN if part in parts), None)
-    if found is None and len(parts) > 1:
+    split = next((part for part in TRAIN if part in parts), None)
+    if split is None and len(parts) > 1:
         raise InputError("a part named train", ", ".join(parts), f"--data {name}", "Name the file of one part")
-    return found or next(iter(parts))
+    return split or next(iter(parts))
 
 
 def held_out_splits(parts: dict[str, HubTable], training: str) -> list[str]:
@@ -197,10 +197,10 @@ def _fetch_hub_tables(place: str) -> dict[str, HubTable]:
     except Exception as problem:
         fix = f"{OFFLINE}; of several configurations name one: {SOURCE}:{name}@CONFIGURATION"
         raise InputError("a data set of the hub", first_line(problem), where, fix) from problem
-    found = {}
+    tables = {}
     for part, rows in sets.items():
         names = {
             column: tuple(kind.names) for column, kind in rows.features.items() if isinstance(kind, datasets.ClassLabel)
         }
-        found[str(part)] = HubTable(rows.with_format("arrow")[:], names, place)
-    return found
+        tables[str(part)] = HubTable(rows.with_format("arrow")[:], names, place)
+    return tables

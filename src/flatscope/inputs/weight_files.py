@@ -92,8 +92,8 @@ def fit_weights(model: nn.Module, tensors: Mapping[str, Tensor], where: str) -> 
         for name, value in own.items()
         if name in tensors and tensors[name].shape != value.shape
     ]
-    found = [("missing ", absent), ("not in the model ", extra), ("tensors of another shape ", shapes)]
-    if problems := "; ".join(label + some_of(list(names), 5) for label, names in found if names):
+    differences = [("missing ", absent), ("not in the model ", extra), ("tensors of another shape ", shapes)]
+    if problems := "; ".join(label + some_of(list(names), 5) for label, names in differences if names):
         raise WeightsError("the weights of this model", problems, where, "Take the weights of the same architecture")
     for name in own:
         for twin in twins[name] & tensors.keys():
@@ -163,12 +163,12 @@ def _refuse_changed_archive(file: BinaryIO, size: int) -> bool:
             for entry in archive.infolist():
                 if entry.external_attr & FOLDER:
                     raise ValueError(f"{entry.filename} in it is marked as a folder")  # torch would read past it
-                found = 0
+                checksum = 0
                 with archive.open(entry) as member:
                     member._expected_crc = None  # type: ignore[attr-defined]  # compared below: it may be switched off
                     while block := member.read(1 << 22):
-                        found = zlib.crc32(block, found)
-                if entry.CRC and found != entry.CRC:
+                        checksum = zlib.crc32(block, checksum)
+                if entry.CRC and checksum != entry.CRC:
                     raise ValueError(f"the checksum of {entry.filename} in it differs")
     file.seek(0)
     return is_zip

@@ -28,11 +28,11 @@ def orthogonal_normals(generator: torch.Generator, size: int, number: int) -> li
     """Gaussian vectors made exactly orthogonal, each of length √size; float64, drawn on the CPU."""
     if size < number:
         raise InputError(f"at least {number} parameters for {number} directions", str(size), where="landscape")
-    found: list[Tensor] = []
+    vectors: list[Tensor] = []
     for _ in range(number):
-        vector = orthogonal_component(torch.randn(size, generator=generator, dtype=torch.float64), found)
-        found.append(vector * (size**0.5 / vector.norm()))
-    return found
+        vector = orthogonal_component(torch.randn(size, generator=generator, dtype=torch.float64), vectors)
+        vectors.append(vector * (size**0.5 / vector.norm()))
+    return vectors
 
 
 def orthogonal_component(vector: Tensor, others: Sequence[Tensor]) -> Tensor:
@@ -61,18 +61,18 @@ def filter_normalised_directions(ctx: Context, number: int) -> list[Params]:
     """
     generator = ctx.generator("landscape")
     like = ctx.trainable
-    found: list[Params] = [
+    directions: list[Params] = [
         {name: torch.zeros(v.shape, dtype=torch.float64) for name, v in like.items()} for _ in range(number)
     ]
     for weight, bias, axis in _filter_groups(ctx):
         rows = _rows_by_filter(like[weight].detach().double().cpu(), axis)
         if bias is not None:
             rows = torch.cat([rows, like[bias].detach().double().cpu()[:, None]], dim=1)  # (filters, entries)
-        for drawn, direction in zip(_orthogonal_normals_by_filter(rows, generator, number), found, strict=True):
+        for drawn, direction in zip(_orthogonal_normals_by_filter(rows, generator, number), directions, strict=True):
             if bias is not None:
                 drawn, direction[bias] = drawn[:, :-1], drawn[:, -1]
             direction[weight] = _tensor_from_filter_rows(drawn, like[weight], axis)
-    return [_direction_on_device(ctx, direction) for direction in found]
+    return [_direction_on_device(ctx, direction) for direction in directions]
 
 
 def hessian_eigenvector_directions(ctx: Context, number: int, length: float) -> list[Params]:
@@ -102,11 +102,11 @@ def directions_to_networks(ctx: Context, template: nn.Module, others: tuple[Any,
         template: the same network as it was given, whose state dict others may have.
         others: modules of the same architecture, or state dicts.
     """
-    found = []
+    directions = []
     for other in others:
         params = _folded_params(ctx, template, other)
-        found.append({name: params[name].double() - ctx.params[name].double() for name in ctx.problem.trainable})
-    return found
+        directions.append({name: params[name].double() - ctx.params[name].double() for name in ctx.problem.trainable})
+    return directions
 
 
 def principal_plane_of_path(ways: Sequence[Params], number: int) -> tuple[list[Params], list[list[float]], list[float]]:
@@ -128,9 +128,9 @@ def principal_plane_of_path(ways: Sequence[Params], number: int) -> tuple[list[P
         raise InputError(f"a path in at least {number} directions", "one in fewer", where="directions")
     reached = (left * values)[:, :number]  # (networks, directions)
     lengths = reached.abs().amax(dim=0)
-    found = [unflatten(right[i] * lengths[i], ways[0]) for i in range(number)]
+    axes = [unflatten(right[i] * lengths[i], ways[0]) for i in range(number)]
     shares = values[:number].square() / values.square().sum()
-    return found, (reached / lengths).tolist(), shares.tolist()
+    return axes, (reached / lengths).tolist(), shares.tolist()
 
 
 def cosine_of_directions(first: Params, second: Params) -> float:
@@ -170,15 +170,15 @@ def _tensor_from_filter_rows(rows: Tensor, like: Tensor, axis: int) -> Tensor:
 
 def _orthogonal_normals_by_filter(rows: Tensor, generator: torch.Generator, number: int) -> list[Tensor]:
     """Normal numbers (filters, entries), orthogonal and as long as `rows` in every filter."""
-    found: list[Tensor] = []
+    vectors: list[Tensor] = []
     for _ in range(number):
         drawn = torch.randn(rows.shape, generator=generator, dtype=torch.float64)
         for _ in range(2 if rows.shape[1] > 1 else 0):
-            for other in found:
+            for other in vectors:
                 along = (drawn * other).sum(1, keepdim=True) / other.square().sum(1, keepdim=True).clamp_min(1e-300)
                 drawn = drawn - along * other
-        found.append(drawn / drawn.norm(dim=1, keepdim=True))
-    return [drawn * rows.norm(dim=1, keepdim=True) for drawn in found]
+        vectors.append(drawn / drawn.norm(dim=1, keepdim=True))
+    return [drawn * rows.norm(dim=1, keepdim=True) for drawn in vectors]
 
 
 def _folded_params(ctx: Context, template: nn.Module, other: Any) -> Params:
@@ -193,8 +193,8 @@ def _folded_params(ctx: Context, template: nn.Module, other: Any) -> Params:
         try:
             module.load_state_dict(dict(other))
         except (RuntimeError, TypeError) as problem:
-            found = " ".join(str(problem).split())
-            raise InputError("a state dict of this network", found, where=where) from problem
+            message = " ".join(str(problem).split())
+            raise InputError("a state dict of this network", message, where=where) from problem
     module = module.to(ctx.problem.device, ctx.problem.dtype).eval()
     if has_batchnorm(module):
         module = fold_batchnorm(module, ctx.problem.example())
@@ -290,10 +290,10 @@ class PathPlane:
 
     def weights(self, points: Tensor) -> Params:
         """Moved parameters at coordinates (k, d), stacked (k, *shape), in the network's dtype."""
-        found: Params = torch.vmap(self._weights)(
+        weights: Params = torch.vmap(self._weights)(
             {name: _values_along_directions(parts, points) for name, parts in self._scaled.items()}
         )
-        return found
+        return weights
 
     def poles(self, points: Tensor) -> Tensor:
         """Which coordinates lie on a pole or beyond one: (k,)."""
@@ -305,8 +305,8 @@ class PathPlane:
         return 1 / worst if worst else float("inf")
 
     def _weights(self, scaled: Params) -> Params:
-        found = self._paths.from_scaled(scaled)
-        return {name: found[name].to(self._dtype) for name in self.names}
+        weights = self._paths.from_scaled(scaled)
+        return {name: weights[name].to(self._dtype) for name in self.names}
 
     def _is_straight(self, name: str) -> bool:
         """True if no ratio enters: the parameter reads the ground alone, and is not held by a skeleton edge."""

@@ -52,7 +52,7 @@ class ReplayedPoints:
 
     def __call__(self, weights: Params, points: Tensor) -> tuple[Tensor, Tensor]:
         """Summed losses (k,) and errors (k,), float64, at stacked weights of points that share all but the last."""
-        found = torch.zeros(len(points), 2, device=self._totals.device, dtype=torch.float64)
+        sums = torch.zeros(len(points), 2, device=self._totals.device, dtype=torch.float64)
         lasts = points[:, -1].to(self._last)
         targets = list(self._weights.values())
         with torch.no_grad():
@@ -63,8 +63,8 @@ class ReplayedPoints:
                 torch._foreach_copy_(targets, [weights[name][i] for name in self._weights])
                 self._last.copy_(lasts[i])
                 self._graph.replay()
-                found[i].copy_(self._totals)
-        return found[:, 0], found[:, 1]
+                sums[i].copy_(self._totals)
+        return sums[:, 0], sums[:, 1]
 
     def _pass(self) -> None:
         self._totals.zero_()

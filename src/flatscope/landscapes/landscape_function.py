@@ -179,18 +179,18 @@ def _losses_of_grid_rows(
         pieces = [piece[:, None] for piece in torch.split(axes[0], LINE_PIECE)]
     else:
         pieces = [torch.stack([torch.full_like(axes[1], float(t)), axes[1]], dim=1) for t in axes[0]]
-    found = []
+    rows = []
     with progress("Landscape", total=sum(len(piece) for piece in pieces)) as advance:
         for number, piece in enumerate(pieces):
             row = kept.read(number, len(piece))
             if row is None:
                 row = losses(piece)
                 kept.write(number, row)
-            found.append(row)
+            rows.append(row)
             advance(len(piece))
     shape = tuple(len(axis) for axis in axes)
-    loss, poles = (torch.cat([row[i] for row in found]).reshape(shape) for i in (0, 2))  # type: ignore[misc]
-    errors = [row[1] for row in found if row[1] is not None]
+    loss, poles = (torch.cat([row[i] for row in rows]).reshape(shape) for i in (0, 2))  # type: ignore[misc]
+    errors = [row[1] for row in rows if row[1] is not None]
     return loss, torch.cat(errors).reshape(shape) if errors else None, poles
 
 
@@ -220,31 +220,31 @@ def _weight_plane(
     """The plane in weight space, and what is worth knowing about it."""
     about: dict[str, Any] = {"parameters": count(ctx.trainable.values())}
     if others:
-        found = directions_to_networks(ctx, template, others)
-        if len(found) < dimensions:
-            way, drawn = (flatten(each) for each in (found[0], gaussian_directions(ctx, 1, norm(found[0]))[0]))
+        chosen = directions_to_networks(ctx, template, others)
+        if len(chosen) < dimensions:
+            way, drawn = (flatten(each) for each in (chosen[0], gaussian_directions(ctx, 1, norm(chosen[0]))[0]))
             beside = orthogonal_component(drawn, [way])
-            found.append(unflatten(beside * (way.norm() / beside.norm()), found[0]))
+            chosen.append(unflatten(beside * (way.norm() / beside.norm()), chosen[0]))
     elif isinstance(directions, list):
-        found, about["path"], about["explained"] = principal_plane_of_path(
+        chosen, about["path"], about["explained"] = principal_plane_of_path(
             directions_to_networks(ctx, template, tuple(directions)), dimensions
         )
     elif directions == "hessian":
-        found = kept_directions(
+        chosen = kept_directions(
             checkpoint, ctx.trainable, lambda: hessian_eigenvector_directions(ctx, dimensions, length)
         )
-        if len(found) != dimensions or not all(math.isclose(norm(direction), length) for direction in found):
+        if len(chosen) != dimensions or not all(math.isclose(norm(direction), length) for direction in chosen):
             raise InputError("directions of this landscape", "others", where=f"checkpoint {checkpoint}")
-        about["eigenvalues"] = [rayleigh_quotient(ctx, direction) for direction in found]
+        about["eigenvalues"] = [rayleigh_quotient(ctx, direction) for direction in chosen]
     elif directions == "filter":
-        found = filter_normalised_directions(ctx, dimensions)
+        chosen = filter_normalised_directions(ctx, dimensions)
     else:
-        found = gaussian_directions(ctx, dimensions, length)
-    about["lengths"] = [norm(direction) for direction in found]
+        chosen = gaussian_directions(ctx, dimensions, length)
+    about["lengths"] = [norm(direction) for direction in chosen]
     if dimensions == 2:
-        about["cosine"] = cosine_of_directions(found[0], found[1])
-    about["plane"] = [fingerprint(direction) for direction in found]
-    return WeightPlane(ctx, found), about
+        about["cosine"] = cosine_of_directions(chosen[0], chosen[1])
+    about["plane"] = [fingerprint(direction) for direction in chosen]
+    return WeightPlane(ctx, chosen), about
 
 
 def _grid_axis(grid: int, span: float, towards: bool) -> Tensor:
@@ -379,10 +379,10 @@ def kept_directions(
             raise InputError("directions of this network", "others", where=str(path), fix="Choose another folder")
         device = next(iter(like.values())).device
         return [unflatten(vector.to(device), like) for vector in vectors]
-    found = make()
-    arrays = {f"direction{i}": flatten(direction).cpu().numpy() for i, direction in enumerate(found)}
+    directions = make()
+    arrays = {f"direction{i}": flatten(direction).cpu().numpy() for i, direction in enumerate(directions)}
     write_whole(path, npz_bytes(arrays))
-    return found
+    return directions
 
 
 def fingerprint(params: Params) -> str:

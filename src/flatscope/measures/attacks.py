@@ -39,11 +39,11 @@ def refuse_broken_constant(ctx: Context, log_constant: float, order: float, name
         order: 2 or infinity, of the norms of inputs and outputs.
         name: of the constant, for the message.
     """
-    found = ctx.cached(largest_quotient, order=order)
-    if found > 0 and math.log(found) > log_constant + TOLERANCE:
+    quotient = ctx.cached(largest_quotient, order=order)
+    if quotient > 0 and math.log(quotient) > log_constant + TOLERANCE:
         raise NotApplicable(
             f"outputs that move at most {math.exp(log_constant):.4g} times as far as the input",
-            f"two inputs whose outputs are {found:.4g} times as far apart",
+            f"two inputs whose outputs are {quotient:.4g} times as far apart",
             where=name,
             fix=WAY_OUT,
         )
@@ -125,8 +125,8 @@ def _quotients_of_distances(left: Tensor, right: Tensor, at_left: Tensor, at_rig
     apart, far = (left - right).norm(order, dim=1), (at_left - at_right).norm(order, dim=1)
     rounding = ROUNDING * torch.finfo(left.dtype).eps * (at_left.norm(order, dim=1) + at_right.norm(order, dim=1))
     steps = ROUNDING * torch.finfo(left.dtype).eps * (left.norm(order, dim=1) + right.norm(order, dim=1))
-    found = ((far - rounding) / apart).nan_to_num(0.0, 0.0, 0.0)
-    return torch.where(apart > steps, found, torch.zeros_like(found))
+    quotients = ((far - rounding) / apart).nan_to_num(0.0, 0.0, 0.0)
+    return torch.where(apart > steps, quotients, torch.zeros_like(quotients))
 
 
 def _unit_rows(rows: Tensor, order: float) -> Tensor:

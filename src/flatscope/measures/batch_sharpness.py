@@ -56,8 +56,8 @@ def batch_sharpness(ctx: Context, *, batch: int = 1, draws: int = 256, weight_de
     )
     if everything:
         return Value(float(torch.cat(list(ratios)).mean()), exact=True)
-    found = draw_until_precise(ctx, ratios, draws)
-    return Value(found.means[0], found.stderrs[0], exact=False, reason=found.remark(unit="mini-batches"))
+    drawn = draw_until_precise(ctx, ratios, draws)
+    return Value(drawn.means[0], drawn.stderrs[0], exact=False, reason=drawn.remark(unit="mini-batches"))
 
 
 def _mini_batches(ctx: Context, batch: int, draws: int) -> Iterator[list[Batch]]:
@@ -73,15 +73,15 @@ def _mini_batches(ctx: Context, batch: int, draws: int) -> Iterator[list[Batch]]
 
 def _batches_of_samples(ctx: Context, chosen: list[list[int]]) -> Iterator[list[Batch]]:
     """The samples of each list of numbers, those of one shape as one batch: texts may be padded to other lengths."""
-    wanted, found, seen = set(itertools.chain(*chosen)), dict[int, Batch](), 0
+    wanted, batches, seen = set(itertools.chain(*chosen)), dict[int, Batch](), 0
     for inputs, targets in ctx.batches():
         for i in wanted & set(range(seen, seen + len(targets))):
-            found[i] = cut(inputs, i - seen, i - seen + 1), targets[i - seen : i - seen + 1]
+            batches[i] = cut(inputs, i - seen, i - seen + 1), targets[i - seen : i - seen + 1]
         seen += len(targets)
     for numbers in chosen:
         shapes: dict[str, list[Batch]] = {}
         for i in numbers:
-            shapes.setdefault(f"{shape_text(found[i][0])} {tuple(found[i][1].shape)}", []).append(found[i])
+            shapes.setdefault(f"{shape_text(batches[i][0])} {tuple(batches[i][1].shape)}", []).append(batches[i])
         yield [(joined_inputs([x for x, _ in alike]), torch.cat([y for _, y in alike])) for alike in shapes.values()]
 
 

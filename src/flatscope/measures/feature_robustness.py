@@ -140,10 +140,10 @@ def _worst_feature_robustness(ctx: Context, layer: Layer, delta: float, restarts
         directions.append(both[1:] if losses[1] > losses[0] else both[:1])
     starts = climb({name: acting.pulled(torch.cat(directions))})
     region = Region(climb, project)
-    found = highest_loss_by_ascents(ctx, evaluate, starts, region, restarts, steps).where
+    worst = highest_loss_by_ascents(ctx, evaluate, starts, region, restarts, steps).where
     # From the best points on, steps so long that they end where the linear approximation is largest: on a convex
     # stretch of the loss each goes up, and they settle to more digits than short steps do.
-    best, loss = ascend(ctx, evaluate, found, region, (LONGEST,) * SETTLING, SETTLED), ctx.scores().loss
+    best, loss = ascend(ctx, evaluate, worst, region, (LONGEST,) * SETTLING, SETTLED), ctx.scores().loss
     value = max(0.0, best.highest - loss)  # A = 0 is allowed
     slope = delta * float(torch.linalg.svdvals(acting.pulled(gradient[None])).sum())
     curvature = max(0.0, pair.value + pair.residual) * float(acting.weight.square().sum())  # κ

@@ -68,15 +68,15 @@ def geometric_margin(ctx: Context, *, samples: int = 1000, restarts: int = 10, p
     constants = None if shallow is not None else ctx.cached(_pair_constants)
     values, floors, last_gain = [], [], 0.0
     for x, y, outputs in _sample_batches(ctx, samples, part, "Margins"):
-        found, gain = _margins_by_search(ctx, x, y, outputs, restarts)
+        distances, gain = _margins_by_search(ctx, x, y, outputs, restarts)
         last_gain = max(last_gain, gain)
         if shallow is not None:
             inputs, labels = as_rows(x).double().cpu().numpy(), y.cpu().numpy()
-            found = torch.from_numpy(exact_margins(shallow, inputs, labels, found.numpy()))
-            floors.append(found)
+            distances = torch.from_numpy(exact_margins(shallow, inputs, labels, distances.numpy()))
+            floors.append(distances)
         elif isinstance(constants, Tensor):
             floors.append(_certified_margins(outputs, y, constants))
-        values.append(found)
+        values.append(distances)
     value = torch.cat(values)
     low = torch.cat(floors) if floors else None
     if low is not None and shallow is None and bool((low > value).any()):
@@ -172,8 +172,8 @@ def _margins_by_search(ctx: Context, x: Tensor, y: Tensor, outputs: Tensor, rest
     if bool(right.any()):
         generator = ctx.generator("geometric_margin")
         network, start = partial(_outputs_of, ctx, x), as_rows(x[right])
-        found = nearest_changes(network, start, y[right], restarts, generator, partial(out_of_time, ctx))
-        distances[right.cpu()], gain = found.distances.double().cpu(), found.last_gain
+        nearest = nearest_changes(network, start, y[right], restarts, generator, partial(out_of_time, ctx))
+        distances[right.cpu()], gain = nearest.distances.double().cpu(), nearest.last_gain
     return distances, gain
 
 

@@ -115,8 +115,8 @@ def batch_factor(n: int, batch: int, replacement: bool) -> float:
 
 def noise_squares(ctx: Context) -> Tensor:
     """‖g_i − ḡ‖² of every training sample: (n,), float64, in the order of the data."""
-    found: Tensor = ctx.cached(noise_parts)[:, 0]
-    return found
+    squares: Tensor = ctx.cached(noise_parts)[:, 0]
+    return squares
 
 
 def noise_parts(ctx: Context) -> Tensor:
@@ -156,12 +156,12 @@ def noise_parts(ctx: Context) -> Tensor:
 
 def _distances_from_mean_gradient(ctx: Context, mean: Params) -> Tensor:
     """‖g_i − ḡ‖² and ⟨g_i − ḡ, ḡ⟩ of this rank's samples over some parameters."""
-    flat, found = flatten(mean), []
+    flat, distances = flatten(mean), []
     for gradients in sample_gradients(ctx, tuple(mean)):
         apart = gradients.sub_(flat)
         lengths = torch.linalg.vector_norm(apart, dim=1, dtype=torch.float64)
-        found.append(torch.stack([lengths.square(), (apart @ flat).double()], 1).cpu())
-    return torch.cat(found)
+        distances.append(torch.stack([lengths.square(), (apart @ flat).double()], 1).cpu())
+    return torch.cat(distances)
 
 
 def _samples_at_once(ctx: Context, moved: Params) -> int:

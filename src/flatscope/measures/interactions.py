@@ -91,7 +91,7 @@ def relu_chain(ctx: Context, *, samples: int) -> ReluChain:
 def _chosen_samples(ctx: Context, samples: int) -> tuple[Tensor, Tensor]:
     """Inputs as vectors, and outputs, of that many training samples at random (all where there are no more)."""
     refuse_unless_whole(samples, "samples")
-    n, start, found = ctx.problem.n_train, 0, []
+    n, start, batches = ctx.problem.n_train, 0, []
     order = torch.randperm(n, generator=ctx.generator("interactions"))[:samples]
     chosen = torch.zeros(n, dtype=torch.bool).index_fill(0, order, True)
     with torch.no_grad():
@@ -105,8 +105,8 @@ def _chosen_samples(ctx: Context, samples: int) -> tuple[Tensor, Tensor]:
             if len(parts_of(inputs)) != 1:
                 raise NotApplicable(f"{_CHAIN}; this one has several inputs")
             vectors = as_rows(parts_of(inputs)[0])
-            found.append([t[mine.to(t.device)].double() for t in (vectors, as_rows(outputs))])
-    given, out = (torch.cat(column) for column in zip(*found, strict=True))
+            batches.append([t[mine.to(t.device)].double() for t in (vectors, as_rows(outputs))])
+    given, out = (torch.cat(column) for column in zip(*batches, strict=True))
     return given, out
 
 
@@ -206,14 +206,14 @@ def condition_c2(ctx: Context, *, floor: float = 0.1, units: Units = "rms", samp
     chain = ctx.cached(relu_chain, samples=samples)
     if chain.depth < 2:
         raise NotApplicable("needs a hidden layer")
-    found = {}
+    values = {}
     for name, signal in zip(chain.names[:-1], chain.signals[:-1], strict=True):
         scale = signal.square().mean(1).sqrt()  # (n,)
         alive = scale > 0
         relative = signal[alive].abs() / scale[alive, None]
         value = steepest(relative, floor) / (scale[alive] if units == "raw" else 1.0)
-        found[name] = float(value.max()) if len(value) else math.inf
-    return _worst_and_layers(found, chain.complete)
+        values[name] = float(value.max()) if len(value) else math.inf
+    return _worst_and_layers(values, chain.complete)
 
 
 def steepest(sizes: Tensor, floor: float) -> Tensor:
@@ -239,7 +239,7 @@ def condition_c3(ctx: Context, *, reading: Reading = "condition", samples: int =
         samples: training samples to look at, at random; all of them where there are no more.
     """
     chain = ctx.cached(relu_chain, samples=samples)
-    found, dead = {}, 0
+    values, dead = {}, 0
     for level, (name, weight) in enumerate(zip(chain.names, chain.weights, strict=True), start=1):
         squares = weight.square().sum(1)  # (h,)
         if reading == "figure":
@@ -250,9 +250,9 @@ def condition_c3(ctx: Context, *, reading: Reading = "condition", samples: int =
             dead += int((totals == 0).sum())
             smallest = math.sqrt(float(totals[totals > 0].min()) / len(squares)) if bool((totals > 0).any()) else 0.0
         largest = math.sqrt(float(squares.max()))
-        found[name] = largest / smallest if smallest > 0 else math.inf
+        values[name] = largest / smallest if smallest > 0 else math.inf
     remark = f"{dead} times a sample has every unit of a layer off: there C3 = ∞" if dead else ""
-    return _worst_and_layers(found, reading == "figure" or chain.complete, remark)
+    return _worst_and_layers(values, reading == "figure" or chain.complete, remark)
 
 
 def _worst_and_layers(found: dict[str, float], known: bool, remark: str = "") -> dict[str, Value]:

@@ -57,16 +57,16 @@ def layer_values(
             ways = "" if rest.exact else f"; sampled, {rest.products} products"
             remarks = remark_on_derived_weight(ctx, layer.weight), remark_on_matrix(ctx, layer.weight)
             reason = _join_remarks(*remarks, f"{covered.not_covered[layer.weight]}{ways}")
-            found = _value_of_numbers(rest.values[key], rest.stderrs[key], None, rest.exact, reason, quantity)
-            result[layer.name] = _with_precision_remark(ctx, found, precision, rest.missed)
+            value = _value_of_numbers(rest.values[key], rest.stderrs[key], None, rest.exact, reason, quantity)
+            result[layer.name] = _with_precision_remark(ctx, value, precision, rest.missed)
         elif mean is not None:
             reason = _join_remarks(
                 remark_on_derived_weight(ctx, layer.weight),
                 remark_on_matrix(ctx, layer.weight),
                 _sampling_in_words(covered),
             )
-            found = _value_of_numbers(mean.value, mean.stderr, mean.data_stderr, not covered.draws, reason, quantity)
-            result[layer.name] = _with_precision_remark(ctx, found, precision, covered.missed)
+            value = _value_of_numbers(mean.value, mean.stderr, mean.data_stderr, not covered.draws, reason, quantity)
+            result[layer.name] = _with_precision_remark(ctx, value, precision, covered.missed)
         else:
             zeros = torch.zeros(_number_of_input_units(ctx, layer, quantity))
             result[layer.name] = _value_of_numbers(
@@ -88,8 +88,8 @@ def network_value(
     value = known + float(rest.values[key]) if key in rest.values else known
     stderr = math.hypot(error, float(rest.stderrs[key])) if key in rest.values else error
     exact = not covered.draws and (rest.exact or key not in rest.values)
-    found = Value(value, stderr, data_stderr=data_stderr, exact=exact, reason=reason)
-    return _with_precision_remark(ctx, found, precision, covered.missed or rest.missed)
+    total = Value(value, stderr, data_stderr=data_stderr, exact=exact, reason=reason)
+    return _with_precision_remark(ctx, total, precision, covered.missed or rest.missed)
 
 
 def _with_precision_remark(ctx: Context, found: Value, precision: float | None, missed: str) -> Value:
@@ -115,9 +115,9 @@ def _rest(
 def trace_of_everything(ctx: Context, precision: float | None, most_products: int) -> Value:
     """The trace over all trainable parameters, with a remark on how it was obtained."""
     if ctx.effort.trace_alone and not ctx.knows(column_sweep):
-        found = _trace_by_whole_products(ctx, ctx.effort.precision if precision is None else precision, most_products)
-        if found is not None:
-            return found
+        trace = _trace_by_whole_products(ctx, ctx.effort.precision if precision is None else precision, most_products)
+        if trace is not None:
+            return trace
     covered = swept(ctx, precision)
     parts = [_sampling_in_words(covered)]
     if covered.not_covered:
@@ -133,14 +133,14 @@ def _trace_by_whole_products(ctx: Context, precision: float, most_products: int)
     if route is layers:
         return None
     worth = math.ceil(layers.passes / ctx.effort.limits.product_passes)  # products that cost as much as those ways
-    found = ctx.cached(whole_trace, precision=precision, most_products=min(most_products, worth))
-    if found.missed and worth < most_products and not out_of_time(ctx):
+    trace = ctx.cached(whole_trace, precision=precision, most_products=min(most_products, worth))
+    if trace.missed and worth < most_products and not out_of_time(ctx):
         return None
     reason = _join_remarks(
-        remark_on_matrix(ctx, *ctx.problem.trainable), _products_in_words(found, len(route.ways), TRACE_ALONE)
+        remark_on_matrix(ctx, *ctx.problem.trainable), _products_in_words(trace, len(route.ways), TRACE_ALONE)
     )
-    value, error = (float(part[TRACE]) for part in (found.values, found.stderrs))
-    return _with_precision_remark(ctx, Value(value, error, exact=found.exact, reason=reason), precision, found.missed)
+    value, error = (float(part[TRACE]) for part in (trace.values, trace.stderrs))
+    return _with_precision_remark(ctx, Value(value, error, exact=trace.exact, reason=reason), precision, trace.missed)
 
 
 def _products_in_words(found: DiagonalSums, tensors: int, why: str) -> str:
@@ -189,11 +189,11 @@ def largest_layer_value(values: dict[str, Value]) -> Value:
     """The largest of the layers' values."""
     top = max(values.values(), key=lambda value: float(value.value))
     reason = shared_reason(values) + "".join(top.reason.partition(ASKED)[1:])
-    found = Value(float(top.value), top.stderr, top.data_stderr, exact=all_layers_exact(values), reason=reason)
+    largest = Value(float(top.value), top.stderr, top.data_stderr, exact=all_layers_exact(values), reason=reason)
     if all(value.low is None and value.high is None for value in values.values()):
-        return found
+        return largest
     _, low, high = (max(ends) for ends in zip(*map(value_with_interval_ends, values.values()), strict=True))
-    return replace(found, low=low, high=high)
+    return replace(largest, low=low, high=high)
 
 
 def value_with_interval_ends(value: Value) -> tuple[float, float, float]:

@@ -43,8 +43,8 @@ def local_learning_coefficient(
         batch: the fewest samples of a step. They are doubled until their noise adds less than half of what `precision`
             allows, or of the standard error; all samples where that takes half of them, and for precision 0.
     """
-    found = ctx.cached(sample_chains, gamma=gamma, chains=chains, steps=steps, length=length, batch=batch)
-    return Value(found.learning_coefficient, stderr=found.stderr, reason=found.remark())
+    sampled = ctx.cached(sample_chains, gamma=gamma, chains=chains, steps=steps, length=length, batch=batch)
+    return Value(sampled.learning_coefficient, stderr=sampled.stderr, reason=sampled.remark())
 
 
 @derived(
@@ -57,7 +57,7 @@ def wbic(ctx: Context, **options: Any) -> Value:
 
     n times the training loss, plus log n times the local learning coefficient; from the same chains as that.
     """
-    found = ctx.cached(sample_chains, **{**declared(local_learning_coefficient).options, **options})
+    sampled = ctx.cached(sample_chains, **{**declared(local_learning_coefficient).options, **options})
     n = ctx.problem.n_train
-    value = n * ctx.scores().loss + math.log(n) * found.learning_coefficient
-    return Value(value, stderr=math.log(n) * found.stderr, reason=found.remark())
+    value = n * ctx.scores().loss + math.log(n) * sampled.learning_coefficient
+    return Value(value, stderr=math.log(n) * sampled.stderr, reason=sampled.remark())

@@ -210,8 +210,8 @@ def _layer_norm(ctx: Context, layer: Layer, recorded: list[LayerUse[Slot]]) -> f
         return matrix_norm(weight, check)
     if math.prod(weight.shape[2:]) == 1 and layer.kind == "conv":  # positions do not mix
         return matrix_norm(weight.reshape(layer.groups, -1, weight.shape[1]), check)
-    found = [(use.input.shape[len(use.input.shape) - weight.ndim + 1 :], use.settings) for use in recorded]
-    uses = found or [(layer.input_shape, layer.settings)]
+    sizes = [(use.input.shape[len(use.input.shape) - weight.ndim + 1 :], use.settings) for use in recorded]
+    uses = sizes or [(layer.input_shape, layer.settings)]
     largest = [use for use in uses if not any(_has_larger_input(other, use) for other in uses)]
     return max(_norm_at(layer, weight, *use, check) for use in {str(use): use for use in largest}.values())
 

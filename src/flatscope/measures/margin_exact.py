@@ -63,16 +63,16 @@ def as_shallow(ctx: Context) -> Shallow | None:
     basis = _origin_and_unit_vectors(math.prod(shape), shape, inputs.device)
     if probe.hidden is None:
         matrix, offset = _matrix_and_offset(_run_through_reader(ctx, basis, _Reader()))
-        found = Shallow(matrix, offset, np.eye(len(offset)), np.zeros(len(offset)), affine=True)
-        return found if _matrices_agree_with_network(ctx, found) else None
+        network = Shallow(matrix, offset, np.eye(len(offset)), np.zeros(len(offset)), affine=True)
+        return network if _matrices_agree_with_network(ctx, network) else None
     reader = _Reader()
     _run_through_reader(ctx, basis, reader)
     assert reader.hidden is not None
     units, unit_shape = probe.hidden.numel(), tuple(probe.hidden.shape[1:])
     answers = _origin_and_unit_vectors(units, unit_shape, inputs.device)
     outputs = _run_through_reader(ctx, basis[:1].expand(units + 1, *shape).clone(), _Reader(answers))
-    found = Shallow(*_matrix_and_offset(reader.hidden), *_matrix_and_offset(outputs))
-    return found if _matrices_agree_with_network(ctx, found) else None  # a signal may have gone around the ReLUs
+    network = Shallow(*_matrix_and_offset(reader.hidden), *_matrix_and_offset(outputs))
+    return network if _matrices_agree_with_network(ctx, network) else None  # a signal may have gone around the ReLUs
 
 
 def _matrices_agree_with_network(ctx: Context, network: Shallow) -> bool:

@@ -182,8 +182,8 @@ def _refine_nearest_points(network: Network, nearest: Nearest, y: Tensor) -> Non
         _slide_along_boundary(network, nearest, y)
         _turn_corner(network, nearest, y)
     _bisect_to_boundary(network, nearest, y)
-    found = nearest.distances.isfinite()
-    nearest.last_gain = float((1 - nearest.distances / before)[found].max()) if bool(found.any()) else 0.0
+    finite = nearest.distances.isfinite()
+    nearest.last_gain = float((1 - nearest.distances / before)[finite].max()) if bool(finite.any()) else 0.0
 
 
 def _step_beyond_boundary(x: Tensor) -> float:

@@ -79,12 +79,12 @@ def _finite_margins(ctx: Context) -> Tensor:
 
 def positive_margin(ctx: Context, epsilon: float = 0.05) -> float:
     """The margin of the training set; refused where it is not positive, since dividing by it means nothing then."""
-    found = margin(ctx, epsilon=epsilon)
-    if not found > 0:
-        got = f"{found:.4g}"
+    value = margin(ctx, epsilon=epsilon)
+    if not value > 0:
+        got = f"{value:.4g}"
         fix = "Norms are compared with the margin of a network that fits its data"
         raise NotApplicable(f"a positive margin of all but {epsilon:g} of the training samples", got, fix=fix)
-    return float(found)
+    return float(value)
 
 
 def value_from_logarithm(log_value: float, as_log: bool = False) -> Value:

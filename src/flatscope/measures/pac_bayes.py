@@ -65,8 +65,8 @@ def expected_sharpness(
     values = []
     for a in alphas:  # each begins the same draws anew, and stops by itself
         rises = paired_rises(ctx, alphas=(a,), draws=draws, batch=batch, slope=slope)
-        found = draw_until_precise(ctx, rises, draws // 2)
-        value = Value(found.means[0], stderr=found.stderrs[0], options={"alpha": a}, reason=found.remark(each=2))
+        drawn = draw_until_precise(ctx, rises, draws // 2)
+        value = Value(drawn.means[0], stderr=drawn.stderrs[0], options={"alpha": a}, reason=drawn.remark(each=2))
         values.append(value)
     return values
 

@@ -91,8 +91,8 @@ class PathHessian(SymmetricOperator):
         return products
 
     def _weights(self, scaled: Params) -> Params:
-        found = self._paths.from_scaled(scaled)
-        return {name: found[name].double() for name in self._names}
+        weights = self._paths.from_scaled(scaled)
+        return {name: weights[name].double() for name in self._names}
 
     def _pulled_gradient(self, scaled: Params) -> Params:
         result: Params = torch.func.vjp(self._weights, scaled)[1](self._gradient)[0]
@@ -155,7 +155,7 @@ class ScalingEdges:
     def directions(self, coefficients: Tensor) -> Params:
         """Sums over the edges of coefficient · d_e, (k, edges) to (k, *shape) by weight, float64."""
         spread = torch.cat([-coefficients / self._weights, torch.zeros(len(coefficients), 1, dtype=torch.float64)], 1)
-        found = {}
+        directions = {}
         for name, layer in self._layers.items():
             weight = self._paths.params[name].detach().double()
             device = weight.device
@@ -165,8 +165,8 @@ class ScalingEdges:
             moved[:, self._frozen[name].to(device)] = 0
             places, entries = self._own[name]
             moved[:, entries.to(device)] += coefficients[:, places].to(device)
-            found[name] = moved.reshape(-1, *weight.shape)
-        return found
+            directions[name] = moved.reshape(-1, *weight.shape)
+        return directions
 
     def matrix(self, over_weights: SymmetricOperator) -> Congruence:
         """A matrix over the weights `names` in units of the edges' path values: DᵀAD, D the edges' directions."""
@@ -256,8 +256,8 @@ def diagonals_by_path_value(paths: PathCoordinates, diagonals: Params) -> Params
     result = {}
     for block in paths.blocks:
         value = paths.params[block.name]
-        found = diagonals.get(block.name, torch.zeros(value.shape, dtype=torch.float64))
-        result[block.name] = found.to(value.device) * paths.gain(block.name).square()
+        diagonal = diagonals.get(block.name, torch.zeros(value.shape, dtype=torch.float64))
+        result[block.name] = diagonal.to(value.device) * paths.gain(block.name).square()
     return result
 
 

@@ -111,7 +111,7 @@ def log_gradient_bound(ctx: Context) -> float:
 def _passes_over_paths(ctx: Context, p: float, pooling: str, biases: bool, curves: bool) -> list[Tensor]:
     model = copied(ctx.problem.model).double()
     params = {name: v.detach().double() if v.is_floating_point() else v for name, v in ctx.params.items()}
-    found = []
+    sums = []
     for kind in kinds_of_samples(ctx):
         passing = PathPass(p, pooling, biases, curves)
 
@@ -128,8 +128,8 @@ def _passes_over_paths(ctx: Context, p: float, pooling: str, biases: bool, curve
                 "paths begin at inputs of real numbers; this network reads whole numbers, such as words"
             )
         logs = (outputs.detach().log() + passing.log_scale(outputs)).reshape(len(outputs), -1) / p
-        found.append(logs.cpu())
-    return found
+        sums.append(logs.cpu())
+    return sums
 
 
 class PathPass(Paths):

@@ -300,8 +300,8 @@ def _chains_in_one_call(ctx: Context, stacked: Params, inputs: Inputs, targets: 
     with torch.enable_grad():
         apart = each_part(inputs, lambda part: torch.unflatten(part, 0, (k, -1)))
         losses = on_stacked(loss, apart, torch.unflatten(targets, 0, (k, -1)), *leaves.values())
-        found = torch.autograd.grad(losses.sum(), list(leaves.values()), materialize_grads=True)
-    return losses.detach(), {name: part.double() for name, part in zip(leaves, found, strict=True)}
+        gradients = torch.autograd.grad(losses.sum(), list(leaves.values()), materialize_grads=True)
+    return losses.detach(), {name: part.double() for name, part in zip(leaves, gradients, strict=True)}
 
 
 def _chains_one_by_one(ctx: Context, stacked: Params, inputs: Inputs, targets: Tensor) -> tuple[Tensor, Params]:

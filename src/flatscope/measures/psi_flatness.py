@@ -82,9 +82,9 @@ def psi_trace(
         precision: relative standard error to reach where it is estimated; that of the call by default, 0 for exact.
         most_products: the most Hessian products to take.
     """
-    found = _path_trace(ctx, rule, ctx.effort.precision if precision is None else precision, most_products)
+    trace = _path_trace(ctx, rule, ctx.effort.precision if precision is None else precision, most_products)
     matrix = "" if ctx.effort.curvature == "hessian" else "of the Hessian: no Gauss-Newton form"
-    return replace(found, reason="; ".join(filter(None, (matrix, found.reason))))
+    return replace(trace, reason="; ".join(filter(None, (matrix, trace.reason))))
 
 
 def _path_trace(ctx: Context, rule: str, wanted: float, most_products: int) -> Value:

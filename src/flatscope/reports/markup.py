@@ -62,9 +62,9 @@ def formula_as_mathml(source: str) -> Markup:
     r"""A formula of one line as MathML, which browsers draw without any library; its source where it cannot be read.
 
     Example:
-        >>> str(formula(r"\mathcal{L}^2"))
+        >>> str(formula_as_mathml(r"\mathcal{L}^2"))
         '<math alttext="\\mathcal{L}^2"><mrow><msup><mi>ℒ</mi><mn>2</mn></msup></mrow></math>'
-        >>> str(formula(r"\unheardof"))
+        >>> str(formula_as_mathml(r"\unheardof"))
         '<code class="tex">\\unheardof</code>'
     """
     try:

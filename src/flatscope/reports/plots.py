@@ -233,15 +233,15 @@ def _svg_element(node: Any, prefix: str, used: set[str]) -> Markup:
 
 def _style_as_attributes(style: str) -> dict[str, str]:
     """`fill: none; font: 10px 'DejaVu Sans'` as attributes; fonts are the page's own."""
-    found: dict[str, str] = {}
+    attributes: dict[str, str] = {}
     for part in style.split(";"):
         name, _, value = (text.strip() for text in part.partition(":"))
         if name in ("font", "font-size"):
             size = re.search(r"([\d.]+)px", value)
-            found["font-size"] = size[1] if size else "10"
+            attributes["font-size"] = size[1] if size else "10"
         elif name and not name.startswith("font-"):
-            found[name] = value
-    return found
+            attributes[name] = value
+    return attributes
 
 
 def _rounded_positions(places: str) -> str:
@@ -251,8 +251,8 @@ def _rounded_positions(places: str) -> str:
 
 def is_better_on_log_axis(values: Iterable[float]) -> bool:
     """True if values are positive and span so much that a linear axis would hide most of them."""
-    found = [value for value in values if math.isfinite(value)]
-    return bool(found) and min(found) > 0 and max(found) > 20 * min(found)
+    finite = [value for value in values if math.isfinite(value)]
+    return bool(finite) and min(finite) > 0 and max(finite) > 20 * min(finite)
 
 
 def scale_axis(axis: Axis, title: str, values: Iterable[float] = (), *, log: bool = False) -> None:

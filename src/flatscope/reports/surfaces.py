@@ -58,17 +58,17 @@ class Scale(NamedTuple):
     def __call__(self, heights: Grid) -> Grid:
         """The places of heights."""
         if self.log:
-            found = np.log(np.maximum(heights, self.low * 1e-9) / self.low) / math.log(self.high / self.low)
+            places = np.log(np.maximum(heights, self.low * 1e-9) / self.low) / math.log(self.high / self.low)
         else:
-            found = (heights - self.low) / (self.high - self.low)
-        return np.clip(found, 0.0, 1.0)
+            places = (heights - self.low) / (self.high - self.low)
+        return np.clip(places, 0.0, 1.0)
 
     def ticks(self) -> list[float]:
         """Round numbers on the scale."""
         from matplotlib.ticker import LogLocator, MaxNLocator
 
-        found = (LogLocator(numticks=6) if self.log else MaxNLocator(5)).tick_values(self.low, self.high)
-        return [float(tick) for tick in found if self.low <= tick <= self.high]
+        ticks = (LogLocator(numticks=6) if self.log else MaxNLocator(5)).tick_values(self.low, self.high)
+        return [float(tick) for tick in ticks if self.low <= tick <= self.high]
 
 
 def label_of_surface(surface: Surface) -> str:
@@ -83,13 +83,13 @@ def network_of_surface(name: str, surface: Surface) -> str:
 
 def planes_by_network(surfaces: Mapping[str, Surface]) -> dict[str, list[Surface]]:
     """The 2-D surfaces by network, weight space first."""
-    found: dict[str, list[Surface]] = {}
+    planes: dict[str, list[Surface]] = {}
     for name, surface in surfaces.items():
         if surface.dimensions == 2:
-            found.setdefault(network_of_surface(name, surface), []).append(surface)
-    for group in found.values():
+            planes.setdefault(network_of_surface(name, surface), []).append(surface)
+    for group in planes.values():
         group.sort(key=lambda surface: surface.space != "weights")
-    return found
+    return planes
 
 
 def finite_heights(surface: Surface) -> Grid:
@@ -309,14 +309,14 @@ def _sampled_heights(surface: Surface) -> tuple[list[str], list[list[str]]]:
 
 def line_plots(surfaces: Mapping[str, Surface], colours: Colours) -> Iterator[Plot]:
     """All lines in one figure: solid in weight space, dashed in path space, broken at holes."""
-    found = {name: surface for name, surface in surfaces.items() if surface.dimensions == 1}
-    if not found:
+    lines = {name: surface for name, surface in surfaces.items() if surface.dimensions == 1}
+    if not lines:
         return
-    heights = {name: finite_heights(surface) for name, surface in found.items()}
+    heights = {name: finite_heights(surface) for name, surface in lines.items()}
     holes = {name: int(np.isnan(line).sum()) for name, line in heights.items()}
 
     drawn = []
-    for name, surface in found.items():
+    for name, surface in lines.items():
         look = {"fmt": "-" if surface.space == "weights" else "--"}
         colour = colour_of(network_of_surface(name, surface), colours)
         drawn.append(Curve(shortened_name(name, 34), surface.axes[0].numpy(), heights[name], colour, look))

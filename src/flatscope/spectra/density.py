@@ -160,8 +160,8 @@ class SpectralDensity(DrawnResult):
             value: the place.
             confidence: of the interval.
         """
-        found = self._open(value)
-        return self._share(found[:, 0], found[:, 1], confidence)
+        bounds = self._open(value)
+        return self._share(bounds[:, 0], bounds[:, 1], confidence)
 
     def _wide(self, radius: float | None) -> float:
         if radius is not None and not 0 <= radius < math.inf:
@@ -170,13 +170,13 @@ class SpectralDensity(DrawnResult):
 
     def _open(self, place: float) -> Tensor:
         """Least and largest share of every start below a place, which rounding may have moved, (draws, 2)."""
-        moved, found = float(self.meta.get("rounding", 0.0)), []
+        moved, shares = float(self.meta.get("rounding", 0.0)), []
         for draw in range(self.draws):
             own = self.draw == draw
             rule = self.nodes[own], self.weights[own], self.residuals[own]
             low, high = (brackets.share_below(*rule, place + side * moved) for side in (-1, 1))
-            found.append([low[0], high[1]])
-        return torch.tensor(found, dtype=torch.float64)
+            shares.append([low[0], high[1]])
+        return torch.tensor(shares, dtype=torch.float64)
 
     def _share(self, least: Tensor, most: Tensor, confidence: float) -> Share:
         checked_confidence(confidence)

@@ -140,11 +140,11 @@ class Eigenpairs(DrawnResult):
 
     @classmethod
     def _from_arrays(cls, arrays: Arrays, head: Any) -> Self:
-        found = super()._from_arrays(arrays, head)
+        pairs = super()._from_arrays(arrays, head)
         stacked = {
             name.removeprefix("vectors/"): torch.from_numpy(array)
             for name, array in arrays.items()
             if name.startswith("vectors/")
         }
-        places = range(len(found) if stacked else 0)
-        return replace(found, vectors=tuple({name: value[i] for name, value in stacked.items()} for i in places))
+        places = range(len(pairs) if stacked else 0)
+        return replace(pairs, vectors=tuple({name: value[i] for name, value in stacked.items()} for i in places))

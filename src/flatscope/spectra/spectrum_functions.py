@@ -120,21 +120,21 @@ def eigenpairs(
     """
     begun = time.perf_counter()
     ctx, operator = _curvature_operator(problem, layer, curvature, seed, memory, products)
-    found = extreme_eigenpairs(
+    extreme = extreme_eigenpairs(
         operator,
         ctx.generator(f"eigenpairs {curvature} {layer or ''}"),
         Wanted(top, bottom, tolerance),
         most_products=most_products,
     )
-    residuals = torch.tensor([pair.residual for pair in found], dtype=torch.float64)
+    residuals = torch.tensor([pair.residual for pair in extreme], dtype=torch.float64)
     if isinstance(operator, FiniteDifferences):
-        residuals += torch.stack([operator.left_open(pair.vector) for pair in found]).cpu()
+        residuals += torch.stack([operator.left_open(pair.vector) for pair in extreme]).cpu()
     return Eigenpairs(
-        torch.tensor([pair.value for pair in found], dtype=torch.float64),
+        torch.tensor([pair.value for pair in extreme], dtype=torch.float64),
         residuals,
-        torch.tensor([pair.converged for pair in found]),
-        tuple(operator.unflatten(pair.vector.to("cpu", problem.dtype)) for pair in found),
-        found[0].products,
+        torch.tensor([pair.converged for pair in extreme]),
+        tuple(operator.unflatten(pair.vector.to("cpu", problem.dtype)) for pair in extreme),
+        extreme[0].products,
         layer or "",
         curvature,
         ctx.provenance(begun) | {"tolerance": tolerance, **_finite_difference_entries(operator)},
@@ -184,16 +184,16 @@ def spectral_density(
     begun = time.perf_counter()
     ctx, operator = _curvature_operator(problem, layer, curvature, seed, memory, products)
     generator = ctx.generator(f"spectral density {curvature} {layer or ''}")
-    found = lanczos_quadrature(operator, generator, steps=steps, draws=draws)
-    largest = max(float(each.nodes.abs().max()) for each in found)
+    quadrature = lanczos_quadrature(operator, generator, steps=steps, draws=draws)
+    largest = max(float(each.nodes.abs().max()) for each in quadrature)
     moved = rounding(largest, problem.dtype, krylov_dtype(operator.size, STANDARD.coarse_tolerance))
     if isinstance(operator, FiniteDifferences):
         moved = max(moved, operator.spread * largest)
     return SpectralDensity(
-        torch.cat([torch.full((len(each.nodes),), n) for n, each in enumerate(found)]),
-        torch.cat([each.nodes for each in found]),
-        torch.cat([each.weights for each in found]),
-        torch.cat([each.residuals for each in found]),
+        torch.cat([torch.full((len(each.nodes),), n) for n, each in enumerate(quadrature)]),
+        torch.cat([each.nodes for each in quadrature]),
+        torch.cat([each.weights for each in quadrature]),
+        torch.cat([each.residuals for each in quadrature]),
         operator.size,
         layer or "",
         curvature,

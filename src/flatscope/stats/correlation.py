@@ -66,8 +66,8 @@ def correlate(
     if n == 2 and kind == "pearson":
         return replace(blank, note="2 samples always lie on a line")
     tests = {"pearson": stats.pearsonr, "spearman": stats.spearmanr, "kendall": stats.kendalltau}
-    found = tests[kind](first, second)
-    value, p = float(found.statistic), float(found.pvalue)
+    tested = tests[kind](first, second)
+    value, p = float(tested.statistic), float(tested.pvalue)
     if permutations:
         p = _permutation_p(first, second, kind, permutations, seed)
     low, high, note = _jackknife_ends(first, second, kind, value, level)
@@ -110,9 +110,9 @@ def _spearman_without(x: Floats, y: Floats, rows: NDArray[Any]) -> Floats:
 
     def ranks(values: Floats) -> Floats:
         above = (np.sign(values[None, :] - values[rows, None]) + 1) / 2  # (rows, n): ½ for ties and for itself
-        found: Floats = stats.rankdata(values)[None, :] - above - len(values) / 2  # less their mean
-        found[np.arange(len(rows)), rows] = 0.0
-        return found
+        shifted: Floats = stats.rankdata(values)[None, :] - above - len(values) / 2  # less their mean
+        shifted[np.arange(len(rows)), rows] = 0.0
+        return shifted
 
     a, b = ranks(x), ranks(y)
     size = (len(x) ** 3 / 12) ** 2
@@ -132,8 +132,8 @@ def _kendall_without(x: Floats, y: Floats) -> Floats:
 def _correlation_from_product(together: Floats, squared: Floats, scale: float) -> Floats:
     """A correlation from a product and the square of its greatest size; 0 where that is rounding."""
     known = squared > EXPLAINED * EXPLAINED * scale
-    found: Floats = np.clip(together / np.sqrt(np.where(known, squared, 1.0)) * known, -1, 1)
-    return found
+    correlations: Floats = np.clip(together / np.sqrt(np.where(known, squared, 1.0)) * known, -1, 1)
+    return correlations
 
 
 def row_pearson(x: Floats, y: Floats) -> Floats:
@@ -159,7 +159,7 @@ def _permutation_p(x: Floats, y: Floats, kind: Kind, permutations: int, seed: in
         def agreement(order: NDArray[Any]) -> float:
             return float(row_pearson(first, second[order]))
 
-    found = stats.permutation_test(
+    tested = stats.permutation_test(
         (np.arange(len(x)),),
         agreement,
         permutation_type="pairings",
@@ -167,7 +167,7 @@ def _permutation_p(x: Floats, y: Floats, kind: Kind, permutations: int, seed: in
         n_resamples=permutations,
         random_state=np.random.default_rng(seed),
     )
-    return float(found.pvalue)
+    return float(tested.pvalue)
 
 
 def partial_correlation(
@@ -299,7 +299,7 @@ def _given_settings(
     ]
     granulated = granulated_kendall(frame, name, target, parameters, confidence=confidence)
     signs = sign_error(frame, name, target, parameters, confidence=confidence)
-    found = [
+    rows = [
         *partial,
         ("granulated_kendall", granulated.average),
         *((f"granulated_kendall[{key}]", psi) for key, psi in granulated.by_parameter.items()),
@@ -307,4 +307,4 @@ def _given_settings(
         ("sign_error", signs.mean),
         ("robust_sign_error", signs.worst),
     ]
-    return [(name, statistic, estimate) for statistic, estimate in found]
+    return [(name, statistic, estimate) for statistic, estimate in rows]

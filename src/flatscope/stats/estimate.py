@@ -113,17 +113,17 @@ LARGEST = np.iinfo(np.int64).max
 
 def group_numbers(codes: Codes) -> Codes:
     """One number per distinct row: rows with the same number agree in every column."""
-    found = np.zeros(len(codes), dtype=np.int64)
+    numbers = np.zeros(len(codes), dtype=np.int64)
     if not len(codes):
-        return found
+        return numbers
     sizes = codes.max(axis=0) + 1
     for column, size in zip(
         codes.T, sizes.tolist(), strict=True
     ):  # rows as numbers: distinct ones are found far sooner
-        if found.max() >= LARGEST // size:
-            found = np.unique(found, return_inverse=True)[1].astype(np.int64)
-        found = found * size + column
-    return np.unique(found, return_inverse=True)[1].astype(np.int64)
+        if numbers.max() >= LARGEST // size:
+            numbers = np.unique(numbers, return_inverse=True)[1].astype(np.int64)
+        numbers = numbers * size + column
+    return np.unique(numbers, return_inverse=True)[1].astype(np.int64)
 
 
 def holm(p: Any) -> Floats:

@@ -303,8 +303,8 @@ def _information_and_entropy(counts: Floats) -> Floats:
     """Information and entropy of each cell times its number of pairs: (2, ...) from counts (..., signs, goals)."""
 
     def weighted(values: Floats, *axes: int) -> Floats:
-        found: Floats = xlogy(values, values).sum(axes)
-        return found
+        sums: Floats = xlogy(values, values).sum(axes)
+        return sums
 
     goals, cell = weighted(counts.sum(-2), -1), weighted(counts.sum((-2, -1)))
     return np.stack([weighted(counts, -2, -1) + cell - goals - weighted(counts.sum(-1), -1), cell - goals])

@@ -153,11 +153,11 @@ class PathCoordinates:
     def values_of(self, params: Params) -> Tensor:
         """Values (count,) at other weights of the same network and skeleton, float64; differentiable."""
         p, s = self._products(params, self.prefix), self._products(params, self.suffix)
-        found = {}
+        values = {}
         for block in self.blocks:
             after, before = self._at(block, s, p)
-            found[block.name] = after * params[block.name].double() * before
-        return self.join(found)
+            values[block.name] = after * params[block.name].double() * before
+        return self.join(values)
 
     @own_settings()
     def params_of(self, values: Tensor) -> Params:
@@ -188,8 +188,8 @@ class PathCoordinates:
         """The change of the weights that a change (count,) of the values makes, by block."""
         layout = self.split(change)
         scaled = {name: value + self.gain(name) * layout[name] for name, value in self.scaled_reference().items()}
-        found = self.from_scaled(scaled)
-        return {name: found[name] - self.params[name] for name in scaled}
+        moved = self.from_scaled(scaled)
+        return {name: moved[name] - self.params[name] for name in scaled}
 
     def by_size(self) -> Tensor:
         """Indices of the values in ascending order, in which a path has its place whatever its units' numbers."""
@@ -223,11 +223,11 @@ class PathCoordinates:
     def _products(self, params: Params, way: Chains) -> Tensor:
         """P or S of every class at other weights, float64."""
         device = next(iter(params.values())).device
-        found: list[Tensor] = [torch.ones((), dtype=torch.float64, device=device)] * (self.n_classes + 1)
+        products: list[Tensor] = [torch.ones((), dtype=torch.float64, device=device)] * (self.n_classes + 1)
         for number in way.order:
             weight = params[self.graph.layers[int(way.layer[number])].weight]
-            found[number] = found[int(way.other[number])] * weight.reshape(-1)[int(way.entry[number])].double()
-        return torch.stack(found)
+            products[number] = products[int(way.other[number])] * weight.reshape(-1)[int(way.entry[number])].double()
+        return torch.stack(products)
 
 
 class BasisPaths(PathCoordinates):
@@ -285,7 +285,7 @@ class BasisPaths(PathCoordinates):
         Products over tens of layers may be too small for float32: see `log_values`.
         """
         log, sign = self.log_values()
-        found = (sign * log.exp()).to(self._dtype)
+        values = (sign * log.exp()).to(self._dtype)
         smallest = math.log(torch.finfo(self._dtype).tiny)
         lost = int((log.isfinite() & (log < smallest)).sum())
         if lost:
@@ -295,7 +295,7 @@ class BasisPaths(PathCoordinates):
                 NumericalWarning,
                 stacklevel=2,
             )
-        return found
+        return values
 
     @own_settings()
     def to_model(self, values: Tensor) -> nn.Module:

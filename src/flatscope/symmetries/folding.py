@@ -141,7 +141,7 @@ class _Norm:
 def _batchnorms_of_pass(model: nn.Module, uses: _Uses) -> list[_Norm]:
     """The BatchNorms that the forward pass calls, those of modules and those called as functions."""
     buffers = {id(value): name for name, value in model.named_buffers()}
-    found: list[_Norm] = []
+    norms: list[_Norm] = []
     for module, calls in uses.calls.items():
         for call in (call for call in calls if call.name == "batch_norm"):
             given = call.named(*NORM_ORDER)
@@ -151,10 +151,10 @@ def _batchnorms_of_pass(model: nn.Module, uses: _Uses) -> list[_Norm]:
                 got = "batch_norm called with others"
                 fix = "Keep the statistics in buffers, as torch.nn.BatchNorm2d does"
                 raise InputError(expected, got, f"module {module}" if module else "model", fix)
-            if mean in {norm.mean for norm in found}:
+            if mean in {norm.mean for norm in norms}:
                 continue  # called twice: it cannot be folded, and becomes a layer of its own
-            found.append(_batchnorm_as_affine_map(call, module, mean))
-    return found
+            norms.append(_batchnorm_as_affine_map(call, module, mean))
+    return norms
 
 
 def _batchnorm_as_affine_map(call: Operation, module: str, mean: str) -> _Norm:

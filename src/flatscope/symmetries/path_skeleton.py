@@ -75,12 +75,12 @@ def skeleton_chains(graph: Graph, params: Params, rule: str, forward: bool) -> C
         _refuse_non_finite(layer, weight)
         if rule == "max_product":
             rounding = TIE * torch.finfo(params[layer.weight].dtype).eps
-            found = _strongest_entries(layer, weight, own, other, log, settled, rounding)
+            entries = _strongest_entries(layer, weight, own, other, log, settled, rounding)
         else:
-            found = _entries_by_unit_number(layer, weight.shape, new, settled, rule, forward)
+            entries = _entries_by_unit_number(layer, weight.shape, new, settled, rule, forward)
         far = layer.flat_channels(weight.shape)[1 if forward else 0]
         for number in new:
-            entry = found.get(number)
+            entry = entries.get(number)
             if entry is None:
                 continue  # nothing leads on from here; another layer may
             value = weight.flatten()[entry]
@@ -119,11 +119,11 @@ def _entries_by_unit_number(
 ) -> dict[int, int]:
     """The entries that join unit i of a layer's group to unit i (modulo the width) on its other side, at the centre."""
     own, other = (layer.outputs, layer.inputs) if forward else (layer.inputs, layer.outputs)
-    found: dict[int, int] = {}
+    entries: dict[int, int] = {}
     for group in range(layer.groups):
         own_units, other_units = (_units_of_group(classes, group, layer.groups) for classes in (own, other))
         for place, (number, channels) in enumerate(own_units):
-            if number not in wanted or number in found:
+            if number not in wanted or number in entries:
                 continue
             if rule == "diagonal" and place >= len(other_units):
                 got = f"no unit {place} among the {len(other_units)} {'inputs' if forward else 'outputs'}"
@@ -134,8 +134,8 @@ def _entries_by_unit_number(
             partner = next((channels for unit, channels in partners if settled[unit]), None)
             if partner is not None:
                 pair = (channels[len(channels) // 2], partner[len(partner) // 2])
-                found[number] = _centre_tap_index(layer, shape, *(pair if forward else pair[::-1]))
-    return found
+                entries[number] = _centre_tap_index(layer, shape, *(pair if forward else pair[::-1]))
+    return entries
 
 
 def _units_of_group(classes: Tensor, group: int, groups: int) -> list[tuple[int, list[int]]]:

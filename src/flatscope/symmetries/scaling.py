@@ -132,8 +132,8 @@ def rescaled_params(graph: Graph, params: Params, scales: Tensor) -> Params:
 
 def _factor_of_each_channel(factors: Tensor, classes: Tensor) -> Tensor:
     """The factor of each channel's class; its inverse where the class is negative."""
-    found = factors[classes.abs()]
-    return torch.where(classes < 0, 1 / found, found)
+    chosen = factors[classes.abs()]
+    return torch.where(classes < 0, 1 / chosen, chosen)
 
 
 def random_scales(graph: Graph, by: str = "unit", low: float = 0.2, high: float = 5.0, seed: int = 0) -> Tensor:

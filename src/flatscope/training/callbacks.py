@@ -142,12 +142,12 @@ def optimizer_settings(optimizer: Any) -> dict[str, Any]:
     """Name and settings of a torch optimizer as plain values; of those that differ between its groups a list."""
     while hasattr(optimizer, "optimizer"):  # wrapped, as Accelerate does
         optimizer = optimizer.optimizer
-    found: dict[str, Any] = {"name": type(optimizer).__name__}
+    settings: dict[str, Any] = {"name": type(optimizer).__name__}
     for key in optimizer.param_groups[0]:
         values = [_plain_setting(group.get(key)) for group in optimizer.param_groups if key != "params"]
         if values and isinstance(values[0], int | float | bool | tuple | str):
-            found[key] = values[0] if all(value == values[0] for value in values) else values
-    return found
+            settings[key] = values[0] if all(value == values[0] for value in values) else values
+    return settings
 
 
 def _plain_setting(value: Any) -> Any:
@@ -172,17 +172,17 @@ def scalars(table: Table, layers: bool = True, errors: bool = True, prefix: str 
     """
     frame = table.to_frame()
     frame = frame[frame["unit"].isna() & frame["sample"].isna()]
-    found: dict[str, float] = {}
+    numbers: dict[str, float] = {}
     for row in frame.to_dict("records"):
         if not math.isfinite(row["value"]) or (row["layer"] and not layers):
             continue
         options = [f"{name}={value}" for name, value in json.loads(row["options"] or "{}").items()]
         name = ".".join(str(part) for part in (row["measure"], ",".join(options), row["layer"]) if part)
         name = f"{prefix}/{name}" if prefix else name
-        found[name] = float(row["value"])
+        numbers[name] = float(row["value"])
         if errors and row["stderr"] > 0:
-            found[f"{name}.stderr"] = float(row["stderr"])
-    return found
+            numbers[f"{name}.stderr"] = float(row["stderr"])
+    return numbers
 
 
 def write_tensorboard(table: Table, writer: str | os.PathLike[str] | Any, step: int, prefix: str = "flatscope") -> None:

@@ -112,8 +112,8 @@ def read_chain(model: nn.Module, images: Tensor) -> Chain:
     chain = Chain(tuple(example.shape[1:]), tuple(reader.layers))
     params = {name: value.detach().double() for name, value in model.named_parameters()}
     with torch.no_grad():
-        expected, found = output.double(), chain.run(params, example.double())
-    if expected.shape != found.shape or not torch.allclose(expected, found, rtol=1e-4, atol=1e-4):
+        expected, outputs = output.double(), chain.run(params, example.double())
+    if expected.shape != outputs.shape or not torch.allclose(expected, outputs, rtol=1e-4, atol=1e-4):
         raise NotFused("read as a chain of layers it gives other outputs")
     return chain
 

@@ -150,8 +150,8 @@ def _nvrtc_library() -> Any:
     major = (torch.version.cuda or "0").partition(".")[0]
     names = [f"libnvrtc.so.{major}", "libnvrtc.so"] if sys.platform != "win32" else [f"nvrtc64_{major}0_0.dll"]
     packages = Path(torch.__file__).parents[1] / "nvidia"
-    found = [str(path) for name in names for path in sorted(packages.glob(f"*/lib/{name}"))]
-    for name in (*found, *names):
+    libraries = [str(path) for name in names for path in sorted(packages.glob(f"*/lib/{name}"))]
+    for name in (*libraries, *names):
         try:
             return ctypes.CDLL(name)
         except OSError:

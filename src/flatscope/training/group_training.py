@@ -127,15 +127,15 @@ class PopulationView:
         if group.network is None:
             model = copy.deepcopy(group.template)
             copy_state_into(model, {name: value[0] for name, value in weights.items()})
-            found = measure_alone(model, data[0].pair(), config.loss, wanted, layers)
+            values = measure_alone(model, data[0].pair(), config.loss, wanted, layers)
         else:
             if group.layers is None:
                 group.layers = StackedLayers(self.model(chosen[0]), group.data[rows[0]].pair(), config.loss)
             at = group.layers.chosen(layers, wanted)
-            found = measure_stack(group.network, weights, StackSamples.of(data), config.loss, wanted, at)
+            values = measure_stack(group.network, weights, StackSamples.of(data), config.loss, wanted, at)
         frames = []
-        for layer in dict.fromkeys(layer for _, layer in found):
-            columns = {name: found[name, layer].numpy() for name in wanted}
+        for layer in dict.fromkeys(layer for _, layer in values):
+            columns = {name: values[name, layer].numpy() for name in wanted}
             frames.append(pd.DataFrame({"trial": chosen, "epoch": self.epoch, "layer": layer, **columns}))
         return pd.concat(frames).sort_values("trial", kind="stable", ignore_index=True)
 

@@ -185,9 +185,9 @@ def _measured_stack(
         part = {name: value[rows] for name, value in weights.items()}
         batch = samples.rows(rows).batch(slice(start, start + at_once), network.trials_first)
         for name, (x, s) in _inputs_and_columns_of_layers(network, part, batch, loss, chosen).items():
-            found = torch.vmap(_forms_of_layer(chosen[name]))(x, s, part[name])
-            totals = sums.setdefault(name, [value.new_zeros(trials, *value.shape[1:]) for value in found])
-            for total, value in zip(totals, found, strict=True):
+            forms = torch.vmap(_forms_of_layer(chosen[name]))(x, s, part[name])
+            totals = sums.setdefault(name, [value.new_zeros(trials, *value.shape[1:]) for value in forms])
+            for total, value in zip(totals, forms, strict=True):
                 total[rows] += value
             if eigenvalues:
                 pieces[name].append((rows, x, s))

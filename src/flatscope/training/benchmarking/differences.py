@@ -52,15 +52,15 @@ class PairedNetworks:
 
 def parts_of_population(population: pd.DataFrame) -> list[PairedNetworks]:
     """The population by data set and stop."""
-    found = []
+    populations = []
     for _, frame in population[population["reached"]].groupby(["data", "stop"], sort=False):
         rows = frame.reset_index(drop=True)
         settings = [name for name in SETTINGS if rows[name].nunique() > 1]
         codes, gap = coded_settings(rows[settings]), rows[TARGET].to_numpy(dtype=float)
         pairs = {name: pairs_differing_in_one_column(codes, place)[:2] for place, name in enumerate(settings)}
         signs = {name: np.sign(gap[first] - gap[second]) for name, (first, second) in pairs.items()}
-        found.append(PairedNetworks(rows, pairs, signs))
-    return found
+        populations.append(PairedNetworks(rows, pairs, signs))
+    return populations
 
 
 class Agreement(NamedTuple):
@@ -132,11 +132,11 @@ def by_difference(population: pd.DataFrame, names: Sequence[str]) -> pd.DataFram
     for name in names:
         votes = [_vote_of_measure(part.frame, name) for part in parts]
         for kind, changed in CHANGED.items():
-            found = agreement(parts, votes, changed)
-            rows.append((name, kind, found.value, *found.ends, found.pairs))
+            scored = agreement(parts, votes, changed)
+            rows.append((name, kind, scored.value, *scored.ends, scored.pairs))
     for kind in CHANGED:
-        found = vote_on_the_other(parts, names, kind)
-        rows.append((RANKING, kind, found.value, *found.ends, found.pairs))
+        scored = vote_on_the_other(parts, names, kind)
+        rows.append((RANKING, kind, scored.value, *scored.ends, scored.pairs))
     return pd.DataFrame(rows, columns=list(COLUMNS)).astype(COLUMNS)
 
 
@@ -145,20 +145,20 @@ def records_on(population: pd.DataFrame, name: str) -> dict[str, Record]:
     parts, records = parts_of_population(population), {}
     votes = [_vote_of_measure(part.frame, name) for part in parts]
     for kind, changed in CHANGED.items():
-        found = agreement(parts, votes, changed)
-        if found.pairs:
-            records[kind] = Record(found.value, *found.ends, found.pairs)
+        scored = agreement(parts, votes, changed)
+        if scored.pairs:
+            records[kind] = Record(scored.value, *scored.ends, scored.pairs)
     return records
 
 
 def vote_on_the_other(parts: Sequence[PairedNetworks], names: Sequence[str], kind: str) -> Agreement:
     """Ψ of the vote of all measures that count, which are chosen on one data set and scored on the other, both ways."""
-    found = []
+    votes = []
     for scored in dict.fromkeys(part.data for part in parts):
         chosen = counting([part for part in parts if part.data != scored], names, kind)
         there = [part for part in parts if part.data == scored]
-        found.append(agreement(there, [_vote_of_measures(part.frame, chosen) for part in there], CHANGED[kind]))
-    values, errors, pairs, apart = zip(*found, strict=True)
+        votes.append(agreement(there, [_vote_of_measures(part.frame, chosen) for part in there], CHANGED[kind]))
+    values, errors, pairs, apart = zip(*votes, strict=True)
     return Agreement(float(np.mean(values)), math.hypot(*errors) / len(errors), sum(pairs), sum(apart))
 
 
@@ -168,8 +168,8 @@ def counting(parts: Sequence[PairedNetworks], names: Sequence[str], kind: str) -
     for name in names:
         entry = known.get(base_name(name))
         if entry is not None and entry.direction != "none":
-            found = agreement(parts, [_vote_of_measure(part.frame, name) for part in parts], CHANGED[kind])
-            if found.ends[0] > 0:
+            scored = agreement(parts, [_vote_of_measure(part.frame, name) for part in parts], CHANGED[kind])
+            if scored.ends[0] > 0:
                 chosen.append(name)
     return chosen
 

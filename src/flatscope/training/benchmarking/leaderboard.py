@@ -209,7 +209,7 @@ def _values_of_own_functions(
     own: Mapping[str, Function], population: pd.DataFrame, store: Store
 ) -> dict[str, list[float]]:
     """Columns of the user's functions: on every network, and on its rescaled twin at the last stop."""
-    found: dict[str, list[float]] = {f"{prefix}{name}": [] for name in own for prefix in ("", RESCALED)}
+    columns: dict[str, list[float]] = {f"{prefix}{name}": [] for name in own for prefix in ("", RESCALED)}
     with progress("measuring", total=len(population)) as advance:
         for row in rows_as_dictionaries(population):
             config = network_configuration(row, row["stop"])
@@ -218,20 +218,20 @@ def _values_of_own_functions(
             twin = rescaled_twin(problem, int(row["seed"])) if problem and row["stop"] == STOPS[-1] else None
             for name, function in own.items():
                 for prefix, one in (("", problem), (RESCALED, twin)):
-                    found[f"{prefix}{name}"].append(value_of(name, function, one) if one else math.nan)
+                    columns[f"{prefix}{name}"].append(value_of(name, function, one) if one else math.nan)
             advance(1)
-    return found
+    return columns
 
 
 def value_of(name: str, function: Function, problem: Problem) -> float:
     """A user's function on one network: as `measure` runs a declared one, others as they are; raises where it fails."""
     entry = declarations().get(name)
     if entry is not None and entry.function is function:
-        found = measure(problem, name, options=options_of([name]))
-        if found.to_frame()["reason"].str.startswith(FAILED).any() and function.__module__.split(".")[0] != "flatscope":
+        table = measure(problem, name, options=options_of([name]))
+        if table.to_frame()["reason"].str.startswith(FAILED).any() and function.__module__.split(".")[0] != "flatscope":
             with own_settings(problem.generators):  # once more, for the error with its file and line
                 function(context_in_declared_form(Context(problem), entry))
-        return found.one_each()[name]
+        return table.one_each()[name]
     with own_settings(problem.generators):
         value: Any = function(Context(problem))
     try:

@@ -229,13 +229,13 @@ def _numbers_by_measure(
 ) -> dict[str, float]:
     """One number per measure, and per form of those that have several."""
     ctx = Context(problem)
-    found = measure(problem, names, options=options, context=ctx).one_each()
+    numbers = measure(problem, names, options=options, context=ctx).one_each()
     for name, form in FORMS:
         if name in names:
             table = measure(problem, name, options={name: {**options.get(name, {}), **form}}, context=ctx)
-            found[labelled(name, options_text(form))] = table.one_each()[name]
+            numbers[labelled(name, options_text(form))] = table.one_each()[name]
     ctx.forget()
-    return found
+    return numbers
 
 
 def rescaled_twin(problem: Problem, seed: int) -> Problem:
@@ -299,20 +299,20 @@ def train_and_measure_population(store: Store, *, workers: int | None = None) ->
 def collect_stored_results(rows: pd.DataFrame, store: Store) -> tuple[pd.DataFrame, dict[str, Any]]:
     """Stored results of these networks: a row per network and stop, and the seconds of one core that it took."""
     spent = {"training": 0.0, "measuring": 0.0}
-    found: dict[tuple[int, float], dict[str, Any]] = {}
+    results: dict[tuple[int, float], dict[str, Any]] = {}
     for row in rows_as_dictionaries(rows):
         for stop in STOPS:
             metrics = store.read(network_configuration(row, stop)).metrics
             spent["training"] += metrics["core_seconds"]
             values = {name: metrics.get(name, math.nan) for name in OUTCOMES}
             values["gap"] = values["test_error"] - values["train_error"]
-            found[row["seed"], stop] = {**row, "stop": stop, "reached": metrics["reached"], **values}
+            results[row["seed"], stop] = {**row, "stop": stop, "reached": metrics["reached"], **values}
     for config, metrics in stored_measurements(store):
         seed, stop = config["network"]["train"]["seed"], config["network"]["train"]["stop_loss"]
         spent["measuring"] += metrics["core_seconds"]
         prefix = RESCALED if config["rescaled"] else ""
-        found[seed, stop] |= {f"{prefix}{name}": value for name, value in metrics.get("measured", {}).items()}
-    frame = pd.DataFrame(list(found.values()))
+        results[seed, stop] |= {f"{prefix}{name}": value for name, value in metrics.get("measured", {}).items()}
+    frame = pd.DataFrame(list(results.values()))
     numbers = frame.select_dtypes("float").columns.difference(["stop", *SETTINGS])
     frame = frame.astype(dict.fromkeys(numbers, "float32")).copy()  # in one piece: pandas warns of many otherwise
     return frame, {f"seconds {what}": round(s) for what, s in spent.items()}

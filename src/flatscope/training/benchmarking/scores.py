@@ -155,7 +155,7 @@ def _scores_of_measure(part: pd.DataFrame, name: str, sign: float, *, twins: boo
             score: Estimate(math.nan, n=len(turned), note=note) for score in SCORES if twins or score not in OF_TWINS
         }
     signs = sign_error(turned, "turned", TARGET, settings, smallest_difference=SMALLEST_DIFFERENCE)
-    found = {
+    estimates = {
         "tau": correlate(turned["turned"], turned[TARGET], "kendall"),
         "psi": granulated_kendall(turned, "turned", TARGET, settings).average,
         "information": conditional_mutual_information(turned, "turned", TARGET, settings),
@@ -167,9 +167,9 @@ def _scores_of_measure(part: pd.DataFrame, name: str, sign: float, *, twins: boo
             if f"{RESCALED}{name}" in turned
             else turned["turned"] * math.nan
         )
-        found["survival"] = correlate(turned["turned"], after, "kendall")
-        found["tau_rescaled"] = correlate(after, turned[TARGET], "kendall")
-    return found
+        estimates["survival"] = correlate(turned["turned"], after, "kendall")
+        estimates["tau_rescaled"] = correlate(after, turned[TARGET], "kendall")
+    return estimates
 
 
 def _with_note(found: Estimate, note: str) -> Estimate:

@@ -239,7 +239,7 @@ def _atlas_points(looks: pd.DataFrame, codes: Codes, levels: Mapping[str, Sequen
     if len(seen) > MOST_EPOCHS:  # as far apart as on a logarithmic axis
         kept = np.unique(np.geomspace(1, len(seen), MOST_EPOCHS).round().astype(int)) - 1
         seen = [seen[n] for n in kept]
-    found = [("epoch", float(at), rows) for at, rows in seen]
+    points = [("epoch", float(at), rows) for at, rows in seen]
     for axis, rungs in (("train_loss", LOSS_RUNGS), ("train_accuracy", [1 - rung for rung in ERROR_RUNGS])):
         if axis not in looks:
             continue
@@ -253,8 +253,8 @@ def _atlas_points(looks: pd.DataFrame, codes: Codes, levels: Mapping[str, Sequen
             reached = np.flatnonzero(values <= at)
             first = reached[np.unique(codes[reached], return_index=True)[1]]
             if len(first) >= FEWEST:
-                found.append((axis, float(sign * at), first))
-    for axis, at, rows in found:
+                points.append((axis, float(sign * at), first))
+    for axis, at, rows in points:
         of_network = np.full(size, -1, dtype=np.int64)
         of_network[codes[rows]] = rows
         yield Point(axis, at, of_network)
@@ -280,13 +280,13 @@ def _atlas_curves(
                 pair = x[known], y[known], counts[:, there[known]]
                 drawn[:, m, p] = weighted_correlation(*pair, kind, scope.groups[there[known]])
     shape = sizes.shape
-    found = correlation_intervals(drawn.reshape(len(counts), -1), sizes.ravel(), groups.ravel(), confidence)
+    intervals = correlation_intervals(drawn.reshape(len(counts), -1), sizes.ravel(), groups.ravel(), confidence)
     value = np.where((sizes >= FEWEST) & (drawn.any(axis=0)), drawn[0], math.nan)
     medians = np.array([_median_epoch_and_loss(looks, scope, point) for point in points]).reshape(-1, 2)
     with np.errstate(divide="ignore", invalid="ignore"):
-        z, reach = np.arctanh(value), found.reach.reshape(shape)
+        z, reach = np.arctanh(value), intervals.reach.reshape(shape)
     for m, measure in enumerate(measures):
-        ends = {"low": -1.0, "high": 1.0, "band_low": -found.factor, "band_high": found.factor}
+        ends = {"low": -1.0, "high": 1.0, "band_low": -intervals.factor, "band_high": intervals.factor}
         yield pd.DataFrame(
             {
                 "measure": measure, "kind": kind, "scope": scope.name, "axis": [point.axis for point in points],
@@ -306,6 +306,6 @@ def _median_epoch_and_loss(looks: pd.DataFrame, scope: Scope, point: Point) -> t
 
 def _median_of_known(looks: pd.DataFrame, name: str, rows: Codes) -> float:
     """Of what is known of these rows; NaN for nothing."""
-    found = looks[name].to_numpy()[rows] if name in looks else np.empty(0)
-    known = found[~np.isnan(found)]
+    values = looks[name].to_numpy()[rows] if name in looks else np.empty(0)
+    known = values[~np.isnan(values)]
     return float(np.median(known)) if len(known) else math.nan

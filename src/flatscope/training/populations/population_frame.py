@@ -193,7 +193,7 @@ def population_statistics(population: PopulationFrame) -> list[MeasureStatistics
 
     frame, known = population.frame, declarations()
     target = frame[population.target].to_numpy(dtype="float64")
-    found = []
+    statistics = []
     with progress("Correlations", total=len(population.measures)) as advance:
         for name in population.measures:
             pair = frame[name].to_numpy(dtype="float64"), target
@@ -202,11 +202,11 @@ def population_statistics(population: PopulationFrame) -> list[MeasureStatistics
             if population.parameters:
                 partial = partial_correlation(frame, name, population.target, population.parameters, "spearman")
             entry = known.get(base_name(name))
-            found.append(MeasureStatistics(name, entry, pearson, spearman, kendall, partial, np.nan))
+            statistics.append(MeasureStatistics(name, entry, pearson, spearman, kendall, partial, np.nan))
             advance(1)
-    adjusted = holm([entry.kendall.p for entry in found])
-    found = [entry._replace(adjusted=float(p)) for entry, p in zip(found, adjusted, strict=True)]
-    return sorted(found, key=lambda entry: -abs(entry.kendall.value) if np.isfinite(entry.kendall.value) else 1.0)
+    adjusted = holm([entry.kendall.p for entry in statistics])
+    statistics = [entry._replace(adjusted=float(p)) for entry, p in zip(statistics, adjusted, strict=True)]
+    return sorted(statistics, key=lambda entry: -abs(entry.kendall.value) if np.isfinite(entry.kendall.value) else 1.0)
 
 
 def colour_column(population: PopulationFrame) -> pd.Series[Any] | None:

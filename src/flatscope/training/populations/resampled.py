@@ -57,8 +57,8 @@ def weighted_correlation(x: Floats, y: Floats, counts: Floats, kind: str, groups
     """
     together, of_x, of_y = (_concordant_pairs if kind == "kendall" else _sums_of_products)(x, y, counts, kind, groups)
     size = np.sqrt(of_x * of_y)
-    found: Floats = np.clip(np.divide(together, size, out=np.zeros_like(size), where=size > 0), -1, 1)
-    return found
+    correlations: Floats = np.clip(np.divide(together, size, out=np.zeros_like(size), where=size > 0), -1, 1)
+    return correlations
 
 
 def _sums_of_products(x: Floats, y: Floats, counts: Floats, kind: str, groups: Codes) -> tuple[Floats, Floats, Floats]:

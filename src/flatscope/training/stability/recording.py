@@ -150,8 +150,8 @@ class StabilityRecorder(Recorder):
 
 def _stability_row(step: int, table: Table, rule: UpdateRule) -> dict[str, Any]:
     """One record; what is not known is NaN, with the reason."""
-    found = {str(row["measure"]): row for row in table.to_frame().to_dict("records")}
-    top, remarks = found[LAMBDA], [rule.unknown]
+    rows = {str(row["measure"]): row for row in table.to_frame().to_dict("records")}
+    top, remarks = rows[LAMBDA], [rule.unknown]
     reach = float(top["high"]) - float(top["value"])  # not a number where there is no value
     known = reach <= LOOSE * abs(float(top["value"]))
     if not known:
@@ -160,13 +160,13 @@ def _stability_row(step: int, table: Table, rule: UpdateRule) -> dict[str, Any]:
     row |= {"lambda_max": top["value"], "reach": reach, "products": table.meta["products"]}
     sharpness = float(top["value"]) if known else math.nan
     row["normalized_sharpness"] = EDGE * (sharpness + rule.weight_decay) / rule.threshold
-    if BATCH in found:
-        batch = found[BATCH]
+    if BATCH in rows:
+        batch = rows[BATCH]
         row |= {"batch_sharpness": batch["value"], "batch_stderr": batch["stderr"]}
         if not rule.unknown and not rule.momentum:
             row["normalized_batch"] = rule.lr * float(batch["value"])
         remarks.append("no threshold of the batch sharpness is known with momentum" if rule.momentum else "")
         remarks.append(f"batch sharpness: {batch['reason']}" if math.isnan(float(batch["value"])) else "")
-    if NOISE in found:
-        row["noise_scale"] = found[NOISE]["value"]
+    if NOISE in rows:
+        row["noise_scale"] = rows[NOISE]["value"]
     return row | {"remark": "; ".join(remark for remark in remarks if remark)}

@@ -93,7 +93,7 @@ def flat_values(values: Mapping[str, Any]) -> dict[str, Any]:
     """One entry per number or word, named by its path; lists as JSON text, so that a cell holds one thing.
 
     Example:
-        >>> flat({"train": {"lr": 0.1}, "widths": [8, 2]})
+        >>> flat_values({"train": {"lr": 0.1}, "widths": [8, 2]})
         {'train.lr': 0.1, 'widths': '[8, 2]'}
     """
     cells = _nested_as_dotted_keys(values)
@@ -231,13 +231,13 @@ def read_toml(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 def _nested_as_dotted_keys(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """`{"train": {"lr": 1}}` as `{"train.lr": 1}`: a file may write both."""
-    found: dict[str, Any] = {}
+    entries: dict[str, Any] = {}
     for name, value in values.items():
         if isinstance(value, Mapping):
-            found |= _nested_as_dotted_keys(value, f"{prefix}{name}.")
+            entries |= _nested_as_dotted_keys(value, f"{prefix}{name}.")
         else:
-            found[prefix + name] = value
-    return found
+            entries[prefix + name] = value
+    return entries
 
 
 def _with_changes(base: Mapping[str, Any], changes: Mapping[str, Any]) -> Config:
@@ -257,7 +257,7 @@ def _with_changes(base: Mapping[str, Any], changes: Mapping[str, Any]) -> Config
 
 
 def _value_at_dotted_path(config: Mapping[str, Any], path: str) -> Any:
-    found: Any = config
+    value: Any = config
     for name in path.split("."):
-        found = found.get(name) if isinstance(found, Mapping) else None
-    return found
+        value = value.get(name) if isinstance(value, Mapping) else None
+    return value

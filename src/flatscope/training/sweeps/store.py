@@ -341,10 +341,10 @@ class Store:
 
     def _record(self, name: str, *, sealed_only: bool) -> dict[str, Any] | InputError:
         try:
-            found = from_json(self._trials.read(name), sealed_only=sealed_only)
-            if isinstance(found, dict):
-                return found
-            got = f"JSON of a {type(found).__name__}"
+            record = from_json(self._trials.read(name), sealed_only=sealed_only)
+            if isinstance(record, dict):
+                return record
+            got = f"JSON of a {type(record).__name__}"
         except FileNotFoundError:
             if not self._trials.renames or not os.path.lexists(self._trials.place(name)):
                 raise

@@ -210,8 +210,8 @@ class Leases:
             return []
         except OSError as problem:
             raise InputError("a folder", problem.strerror or str(problem), self._folder, "Remove it") from None
-        found = [_Lease.from_name(path.rpartition("/")[2]) for path in paths]
-        return [lease for lease in found if lease is not None]
+        leases = [_Lease.from_name(path.rpartition("/")[2]) for path in paths]
+        return [lease for lease in leases if lease is not None]
 
     def _put(self, lease: _Lease) -> None:
         self._fs.makedirs(self._folder, exist_ok=True)
@@ -254,8 +254,8 @@ class TrialFiles:
         """A file of the store, by its name in it; what is no regular file is as good as none."""
         path = self.place(name)
         if not self.renames:
-            found: bytes = self._fs.cat_file(path)
-            return found
+            content: bytes = self._fs.cat_file(path)
+            return content
         try:
             return read_file(path)
         except InputError as problem:
@@ -310,12 +310,12 @@ class TrialFiles:
     def content(self, key: str, file: str, expected: Mapping[str, Any]) -> bytes:
         """A file of the trial, checked against what the marker says about it."""
         try:
-            found = self.read(f"{key}/{file}")
+            content = self.read(f"{key}/{file}")
         except OSError:
             raise _damaged_trial_error(key, file) from None
-        if len(found) != expected["size"] or digest([found]) != expected["checksum"]:
+        if len(content) != expected["size"] or digest([content]) != expected["checksum"]:
             raise _damaged_trial_error(key, file)
-        return found
+        return content
 
     def is_sound(self, key: str) -> bool:
         """True if every byte is as it was written: reads all files."""

@@ -100,11 +100,11 @@ def table_metrics(table: Table) -> dict[str, float]:
     frame = table.to_frame()
     frame = frame[frame["unit"].isna() & frame["sample"].isna()]
     per_place = frame.groupby(["measure", "layer"], dropna=False)["value"].transform("size")
-    found: dict[str, float] = {}
+    metrics: dict[str, float] = {}
     for row, several in zip(frame.to_dict("records"), per_place, strict=True):
         name = f"{row['measure']}{row['options']}" if several > 1 else row["measure"]
-        found[f"{name}/{row['layer']}" if row["layer"] else name] = float(row["value"])
-    return found
+        metrics[f"{name}/{row['layer']}" if row["layer"] else name] = float(row["value"])
+    return metrics
 
 
 def _run_group(group: Sequence[Config], store: Store, folder: Path | None, report: Report) -> list[Exception]:
