@@ -75,6 +75,31 @@ def transposed_conv() -> tuple[nn.Module, Tensor, Tensor]:
     return built(build, (4, 3, 3), 3)
 
 
+def grouped() -> tuple[nn.Module, Tensor, Tensor]:
+    """Two groups of channels, then a depthwise convolution."""
+
+    def build() -> nn.Module:
+        first, second = nn.Conv2d(4, 6, 3, stride=2, groups=2), nn.Conv2d(6, 6, 3, padding="same", groups=6)
+        return nn.Sequential(first, nn.ReLU(), second, nn.ReLU(), nn.Flatten(), nn.Linear(54, 3))
+
+    return built(build, (4, 7, 7), 3)
+
+
+class UsedTwice(nn.Module):
+    """One layer in two places."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.both, self.head = nn.Linear(5, 5), nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.relu(self.both(torch.relu(self.both(x)))))
+
+
+def used_twice() -> tuple[nn.Module, Tensor, Tensor]:
+    return built(UsedTwice, (5,), 3)
+
+
 def tied() -> tuple[nn.Module, Tensor, Tensor]:
     model, _, _ = built(Transposed, (1,), 7)
     tokens = torch.randint(7, (24, 5), generator=torch.Generator().manual_seed(1))
@@ -101,6 +126,8 @@ NETWORKS: dict[str, Callable[[], tuple[nn.Module, Tensor, Tensor]]] = {
     "merged lora": merged_lora,
     "transposed": transposed_conv,
     "tied": tied,
+    "grouped": grouped,
+    "used twice": used_twice,
     "regression": _tiny(regression),
 }
 LOSSES = {"regression": "mse"}
