@@ -87,9 +87,8 @@ def comparisons_part(comparisons: Mapping[str, Comparison], colours: Colours) ->
             )
         )
         asked = len(found.tables[found.names[0]].names)
-        count = (
-            f"{len(found.comparable)} of {asked} measures may be compared, {len(found.counting)} count in the ranking"
-        )
+        counting = f"{len(found.counting)} {'counts' if len(found.counting) == 1 else 'count'} in the ranking"
+        count = f"{len(found.comparable)} of {asked} measures may be compared, {counting}"
         title = "Comparison" if len(comparisons) == 1 else f"Comparison: {name}"
         sections.append(Section(f"comparison-{n}" if n else "comparison", title, body, count))
     provenance = {name: found.meta for name, found in comparisons.items()}
