@@ -1,3 +1,3 @@
 """The version, in one place: read by the build, the tables and the report."""
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
