@@ -123,7 +123,7 @@ LOCAL_NUMBERS = {
     "program": {"NO_MEMORY"},
     "singular_values": {"TOLERANCE", "ROUGH_TOLERANCE", "ROUGH_BASIS", "BASIS", "MATRIX_TOLERANCE", "MATRIX_BASIS"},
     "ties": {"ZERO", "CONSTANT"},
-    "watching": {"_LOW_PRECISION"},
+    "interception": {"_LOW_PRECISION"},
     # In decisions/: what is asked for, and what headlines and pictures show.
     "allocation": {"SOLVER_SCALE"},
     "changes": {"LEAST_BITS", "MOST_BITS"},

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 import flatscope as fs
 from flatscope.auditing import _audit_row
 from flatscope.formatting import numbered, written
-from flatscope.network.watching import refuse_if_different
+from flatscope.network.interception import refuse_if_different
 from flatscope.registry import FUNCTION_SYMMETRIES, SYMMETRIES, Declaration, declarations, select
 
 FOLDER = Path(__file__).parents[1] / "symmetries"

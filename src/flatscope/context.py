@@ -22,9 +22,9 @@ from torch import Tensor
 
 from flatscope.errors import FlatscopeError, InputError, NotApplicable, refuse_unknown
 from flatscope.limits import STANDARD, Limits
+from flatscope.network.interception import Rule
 from flatscope.network.layers import Network
-from flatscope.network.program import Structure
-from flatscope.network.watching import Rule
+from flatscope.network.structure import Structure
 from flatscope.params import Params
 from flatscope.problem import Problem
 from flatscope.progress import spend

@@ -19,7 +19,7 @@ from flatscope.isolation import own_settings
 from flatscope.measuring import plan_of_measures
 from flatscope.network.layers import Layer
 from flatscope.network.linearity import choice_in
-from flatscope.network.plain import made_of
+from flatscope.network.normal_form import made_of
 from flatscope.network.program import Program
 from flatscope.network.tracing import trace
 from flatscope.network.units import Graph, GraphLayer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from flatscope.context import Context
 from flatscope.errors import InputError, NotApplicable
-from flatscope.network.plain import only_rearranges
+from flatscope.network.normal_form import only_rearranges
 from flatscope.problem import Problem
 from flatscope.registry import Declaration
 from flatscope.symmetries.folding import fold_batchnorm, has_batchnorm

@@ -44,11 +44,11 @@ from flatscope.input_checks import (
 )
 from flatscope.isolation import coarse_products, own_settings, running_model, untouched_randomness
 from flatscope.loss import Loss, PerSample, in_double_where_possible, next_tokens
-from flatscope.network.facts import KnownFacts
-from flatscope.network.first_passes import read_first_passes
-from flatscope.network.plain import is_rewritten, mark_not_covered, not_covered, plain
-from flatscope.network.program import Program, Structure, record, record_structure
-from flatscope.network.watching import Rule, refuse_if_different, replay
+from flatscope.network.interception import Rule, refuse_if_different, replay
+from flatscope.network.normal_form import is_rewritten, mark_not_covered, normal_form, not_covered
+from flatscope.network.pass_recording import record
+from flatscope.network.program import Program
+from flatscope.network.structure import StructuralFacts, Structure, first_reading, record_structure
 from flatscope.params import Params, called_with, named_parameters, non_finite_name, tied_names, trainable_names
 from flatscope.sample_sources import as_samples
 from flatscope.samples import Batch, Inputs, Samples, moved, output_tensor, parts_of, shape_text
@@ -128,7 +128,7 @@ class Problem:
         self.batch_size = batch_size or DEFAULT_BATCH
         self.loss: Loss = read_loss(loss)
         self._one_hot = self._one_logit = self._unmoved = False  # until the targets have been looked at
-        self.facts = KnownFacts()
+        self.facts = StructuralFacts()
         self._take(model)
         bad = non_finite_name(self.params, self.buffers)
         if bad:
@@ -211,7 +211,7 @@ class Problem:
         """The same data and loss, not checked again, with another module that computes the same function."""
         other = copy.copy(self)
         other.__dict__.pop("_rewritten", None)
-        other.facts = KnownFacts()
+        other.facts = StructuralFacts()
         other._take(model)
         other.initial = None  # weights of another module before training are not those of this one
         return other
@@ -253,14 +253,14 @@ class Problem:
             return self.structure.program
         if shapes not in self.facts.programs:
             with own_settings():
-                self.facts.programs[shapes] = record(self.model, inputs, self.leaves())
+                self.facts.programs[shapes] = record(self.model, inputs, self.leaves()).program
         return self.facts.programs[shapes]
 
     def _read_network(self, check: SteadyOutputs) -> None:
         """Read the network, which from then on runs in plain words; refuse one that is no function of each sample."""
         everything = partial(self.batches, size=PROBED_BATCH)
         try:
-            found = read_first_passes(self.model, self.example(), self.leaves(), everything, self.uneven)
+            found = first_reading(self.model, self.example(), self.leaves(), everything, self.uneven)
         except Exception:
             check.refuse_others(self.forward)
             raise
@@ -271,7 +271,7 @@ class Problem:
         self.samples_decide = self.uneven or bool(found.choice)
         self.facts.structure = found.structure
         if found.not_covered is not None:
-            self.facts.plain, self.facts.not_covered = self.facts, found.not_covered
+            self.facts.normal_form, self.facts.not_covered = self.facts, found.not_covered
 
     @property
     def plain(self) -> Problem:
@@ -281,18 +281,18 @@ class Problem:
     @cached_property
     def _rewritten(self) -> Problem | None:
         """`plain` where it is another: a problem that held itself would keep its data until the collector comes."""
-        if self.facts.plain is self.facts:  # and so is every copy with other weights
+        if self.facts.normal_form is self.facts:  # and so is every copy with other weights
             mark_not_covered(self.model, self.facts.not_covered)
             return None
         batches = (inputs for inputs, _ in self.batches(size=self.batch_size))
-        twin = plain(self.model, itertools.chain([self.example()], batches), everything=self.samples_decide)
+        twin = normal_form(self.model, itertools.chain([self.example()], batches), everything=self.samples_decide)
         if not is_rewritten(twin):
-            self.facts.plain, self.facts.not_covered = self.facts, not_covered(twin)
+            self.facts.normal_form, self.facts.not_covered = self.facts, not_covered(twin)
             mark_not_covered(self.model, not_covered(twin))
             return None
         refuse_if_different(self.model, twin, self.example(), "reading the network's weights")
         other = self.with_model(twin)
-        other.facts = self.facts.plain = self.facts.plain or other.facts
+        other.facts = self.facts.normal_form = self.facts.normal_form or other.facts
         return other
 
     def part(self, name: str) -> Samples:

@@ -22,7 +22,7 @@ from flatscope.curvature.sweep import sweep_pass
 from flatscope.limits import STANDARD
 from flatscope.network import program
 from flatscope.network.expansions import EXPANSIONS
-from flatscope.network.watching import relative_difference
+from flatscope.network.interception import relative_difference
 
 NAMES = {"trace": "layer_trace", "rho": "rho_unit", "relative_flatness": "relative_flatness"}
 Run = Callable[[nn.MultiheadAttention, Tensor, Tensor], Tensor]

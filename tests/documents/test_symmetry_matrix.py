@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from flatscope.network.watching import FunctionChangedError
+from flatscope.network.interception import FunctionChangedError
 from flatscope.registry import SYMMETRIES, declarations
 
 ROOT = Path(__file__).parents[2]

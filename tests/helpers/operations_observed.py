@@ -14,7 +14,7 @@ import torch
 from operation_examples import SAMPLES, Use
 from torch import Tensor
 
-from flatscope.network.watching import tensors_in
+from flatscope.network.interception import tensors_in
 
 Unit = tuple[int, int]  # place of the signal, channel
 

@@ -16,7 +16,7 @@ import torch
 from own_double import OwnDouble, hessian_of
 from torch import Tensor, nn
 
-from flatscope.network.plain import plain
+from flatscope.network.normal_form import normal_form
 from flatscope.network.tracing import trace
 from flatscope.symmetries.basis_paths import BasisPaths, PathCoordinates
 from flatscope.symmetries.folding import fold_batchnorm
@@ -99,7 +99,7 @@ class Subject:
         """Coordinates of path space, and the network with the weights that they set."""
         own = self.folded.own
         if own.constants:
-            model = plain(own.model, [own.inputs])  # weights that are computed stand there as parameters
+            model = normal_form(own.model, [own.inputs])  # weights that are computed stand there as parameters
             held = [name for name, value in model.named_parameters() if not value.requires_grad]
             params = {name: value.detach() for name, value in model.named_parameters()}
             held_paths = HeldPaths(trace(model, own.inputs, frozen=held), params, held=held)

@@ -229,7 +229,7 @@ NEEDED: dict[str, Callable[[Alive, Tensor], Tensor]] = {
 def test_what_the_outputs_need_is_never_left_out(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     names = ["*trace*", "kappa*", "rho*", "*path_norm", "lipschitz*", "gradient_norm"]
     found = values(Alive(NEEDED[name]), names)
-    monkeypatch.setattr("flatscope.network.plain.dead_operations", lambda *_: None)
+    monkeypatch.setattr("flatscope.network.normal_form.dead_operations", lambda *_: None)
     assert_same(found, values(Alive(NEEDED[name]), names))
 
 

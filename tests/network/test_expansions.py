@@ -14,7 +14,7 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from flatscope.network.expansions import EXPANSIONS
-from flatscope.network.watching import Operation, tensors_in, watched
+from flatscope.network.interception import Operation, tensors_in, watched
 
 Case = tuple[str, Callable[..., Any], tuple[Tensor, ...]]
 

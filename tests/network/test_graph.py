@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from flatscope.errors import InputError, UnknownNameError
+from flatscope.network.interception import Operation, replay
 from flatscope.network.tracing import trace
-from flatscope.network.watching import Operation, replay
 
 pytestmark = pytest.mark.fast
 

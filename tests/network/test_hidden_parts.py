@@ -16,7 +16,7 @@ from flatscope.context import Context, Effort, Scores
 from flatscope.curvature import coverage
 from flatscope.curvature.coverage import read
 from flatscope.errors import InputError
-from flatscope.network.program import Structure
+from flatscope.network.structure import Structure
 from flatscope.reading import recorded_structure
 
 

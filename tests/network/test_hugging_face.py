@@ -13,8 +13,8 @@ from torch.utils.data import DataLoader
 
 import flatscope as fs
 from flatscope.loss import next_tokens
+from flatscope.network.interception import relative_difference
 from flatscope.network.tracing import trace
-from flatscope.network.watching import relative_difference
 from flatscope.symmetries.folding import fold_batchnorm
 
 pytestmark = [

@@ -26,14 +26,13 @@ from flatscope.measures.lipschitz import Constants
 from flatscope.measures.path_norms import PathPass
 from flatscope.network import path_rules, scales, stretch_rules
 from flatscope.network.expansions import EXPANSIONS
+from flatscope.network.interception import LAYER_CALLS, Operation, tensors_in, watched
 from flatscope.network.jumps import Jumps
-from flatscope.network.layer_calls import LAYER_CALLS
 from flatscope.network.linearity import _CUTS, Linearity
 from flatscope.network.operations import CURVED, PIECES, PRODUCT, RATIO, TABLE, Meaning
-from flatscope.network.program import ProgramRecorder
+from flatscope.network.pass_recording import ProgramRecorder
 from flatscope.network.ties import CONSTANT, Labels
 from flatscope.network.tracing import trace
-from flatscope.network.watching import Operation, tensors_in, watched
 from flatscope.symmetries.scaling import permuted_params, random_permutation, rescaled_params
 
 READ_AS_LAYERS = {*LAYER_CALLS, "batch_norm"}  # the reading of scales does not ask the table about them

@@ -14,9 +14,11 @@ from torch.nn import functional
 import flatscope as fs
 from flatscope.curvature import sweep
 from flatscope.curvature.route import find_not_covered
-from flatscope.network import watching
+from flatscope.network import interception
 from flatscope.network.linearity import Linearity, choice_in
-from flatscope.network.program import Program, record, record_structure
+from flatscope.network.pass_recording import record
+from flatscope.network.program import Program
+from flatscope.network.structure import record_structure
 
 torch.set_num_threads(1)
 
@@ -36,7 +38,7 @@ class Net(nn.Module):
 
 
 def recorded(model: nn.Module, x: Tensor) -> Program:
-    return record(model, x, {name: p.detach().requires_grad_() for name, p in model.named_parameters()})
+    return record(model, x, {name: p.detach().requires_grad_() for name, p in model.named_parameters()}).program
 
 
 X = torch.linspace(-1, 2, 15, dtype=torch.float64).reshape(5, 3)
@@ -162,7 +164,7 @@ def test_the_first_passes_record_what_the_network_runs_from_then_on() -> None:
 
     for model, shape in ((Net(functional.relu).float(), (3,)), (Encoder().eval(), (5, 4))):
         problem = fs.Problem(model, (torch.randn(6, *shape), torch.arange(6) % 2))
-        first, again = problem.structure.program, record(problem.model, problem.example(), problem.leaves())
+        first, again = problem.structure.program, record(problem.model, problem.example(), problem.leaves()).program
         assert [(step.name, step.module, step.within) for step in first.steps] == [
             (step.name, step.module, step.within) for step in again.steps
         ]
@@ -196,13 +198,13 @@ def squared_norm(context: fs.Context) -> float:
 def watchers(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """How many passes were watched."""
     count: Counter[str] = Counter()
-    enter = watching.watched.__enter__
+    enter = interception.watched.__enter__
 
-    def counted(self: watching.watched) -> Any:
+    def counted(self: interception.watched) -> Any:
         count["passes"] += 1
         return enter(self)
 
-    monkeypatch.setattr(watching.watched, "__enter__", counted)
+    monkeypatch.setattr(interception.watched, "__enter__", counted)
     return count
 
 
@@ -267,14 +269,14 @@ class Cnn(nn.Module):
 def test_few_watched_passes_for_the_standard_table(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every measure that is not long, on a small CNN; of the 14 most are values that no other pass has."""
     watched_calls, depth = list[str](), 0
-    enter, leave, forward = watching.watched.__enter__, watching.watched.__exit__, Cnn.forward
+    enter, leave, forward = interception.watched.__enter__, interception.watched.__exit__, Cnn.forward
 
-    def entered(self: watching.watched) -> Any:
+    def entered(self: interception.watched) -> Any:
         nonlocal depth
         depth += 1
         return enter(self)
 
-    def left(self: watching.watched, *error: Any) -> None:
+    def left(self: interception.watched, *error: Any) -> None:
         nonlocal depth
         depth -= 1
         leave(self, *error)
@@ -284,8 +286,8 @@ def test_few_watched_passes_for_the_standard_table(monkeypatch: pytest.MonkeyPat
             watched_calls.append("pass")
         return forward(self, x)
 
-    monkeypatch.setattr(watching.watched, "__enter__", entered)
-    monkeypatch.setattr(watching.watched, "__exit__", left)
+    monkeypatch.setattr(interception.watched, "__enter__", entered)
+    monkeypatch.setattr(interception.watched, "__exit__", left)
     monkeypatch.setattr(Cnn, "forward", called)
     x, y = torch.randn(30, 1, 8, 8, generator=torch.Generator().manual_seed(1)), torch.arange(30) % 3
     problem = fs.Problem(Cnn().eval(), train=(x, y), test=(x[:9].flip(3), y[:9]))

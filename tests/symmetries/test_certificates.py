@@ -17,10 +17,10 @@ from torch import Tensor, nn
 import flatscope as fs
 from flatscope.errors import NotApplicable
 from flatscope.measures.psi_flatness import path_coordinates
+from flatscope.network.interception import Operation
 from flatscope.network.operations import TABLE
 from flatscope.network.path_rules import Paths, same
 from flatscope.network.stretch_rules import Stretches
-from flatscope.network.watching import Operation
 from flatscope.symmetries.path_certificate import ActivationCertificate
 
 CASES = cases()

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from flatscope.errors import InputError
+from flatscope.network.interception import relative_difference
 from flatscope.network.tracing import trace
-from flatscope.network.watching import relative_difference
 from flatscope.symmetries.folding import fold_batchnorm, has_batchnorm
 
 pytestmark = pytest.mark.fast

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from flatscope.errors import InputError, NotApplicable, UnknownNameError
+from flatscope.network.interception import FunctionChangedError, refuse_if_different, relative_difference
 from flatscope.network.tracing import trace
-from flatscope.network.watching import FunctionChangedError, refuse_if_different, relative_difference
 from flatscope.params import named_parameters
 from flatscope.symmetries.folding import fold_batchnorm
 from flatscope.symmetries.scaling import random_scales, rescale, rescaled_params, scales_from_factors

@@ -19,9 +19,9 @@ from flatscope.context import Context
 from flatscope.curvature.convolutions import FastConvolutions
 from flatscope.curvature.curved_operations import NO_PLACES, CurvedCall, CurvedRecorder, Places
 from flatscope.curvature.output_hessian import output_root
+from flatscope.network.interception import Rule, watched
 from flatscope.network.layer_uses import LayerRecorder, LayerUse
-from flatscope.network.program import in_parts
-from flatscope.network.watching import Rule, watched
+from flatscope.network.pass_recording import in_parts
 from flatscope.params import Params
 from flatscope.samples import Batch, Inputs, joined_inputs, moved, parts_of, rows_of_inputs
 

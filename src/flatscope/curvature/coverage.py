@@ -24,7 +24,8 @@ from flatscope.curvature.per_sample_gradients import Flow, matrices, scale_gradi
 from flatscope.curvature.second_derivative import refuse_wrong_second_derivative
 from flatscope.network.layer_uses import LayerRecorder, LayerUse
 from flatscope.network.linearity import Linearity
-from flatscope.network.program import Structure, in_parts
+from flatscope.network.pass_recording import in_parts
+from flatscope.network.structure import Structure
 from flatscope.params import Params, add_to
 from flatscope.reading import recorded_structure
 from flatscope.samples import Inputs, parts_of

@@ -26,10 +26,11 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from flatscope.context import Context
 from flatscope.curvature.random_signs import Signs
+from flatscope.network.interception import Operation, tensors_in, with_tensors
 from flatscope.network.linearity import Linearity
 from flatscope.network.operations import TABLE
-from flatscope.network.program import Program, Slot, in_parts
-from flatscope.network.watching import Operation, tensors_in, with_tensors
+from flatscope.network.pass_recording import in_parts
+from flatscope.network.program import Program, Slot
 from flatscope.samples import axis_of_samples
 
 STREAM = "columns at curved operations"

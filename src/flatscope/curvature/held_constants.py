@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
+from flatscope.network.interception import Operation, Rule, tensors_in, with_tensors
 from flatscope.network.operations import TO_PYTHON
-from flatscope.network.watching import Operation, Rule, tensors_in, with_tensors
 
 
 class HeldConstants:

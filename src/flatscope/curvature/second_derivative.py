@@ -34,8 +34,8 @@ from flatscope.curvature.held_constants import HeldConstants
 from flatscope.errors import NotApplicable, missing_derivative
 from flatscope.formatting import some_of
 from flatscope.isolation import own_settings
+from flatscope.network.interception import Operation, Rule
 from flatscope.network.passes import graph_nodes
-from flatscope.network.watching import Operation, Rule
 from flatscope.params import Params
 from flatscope.samples import Batch
 

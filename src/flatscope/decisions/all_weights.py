@@ -11,7 +11,7 @@ from torch import Tensor
 
 from flatscope.errors import InputError
 from flatscope.input_checks import replica
-from flatscope.network.layers import ACTING
+from flatscope.network.normal_form_pass import ACTING
 from flatscope.params import Params
 from flatscope.problem import Problem
 

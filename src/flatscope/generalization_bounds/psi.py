@@ -20,7 +20,7 @@ from flatscope.curvature.coverage import not_covered_by_columns
 from flatscope.errors import InputError, NotApplicable
 from flatscope.generalization_bounds.pac_bayes import loss_constant
 from flatscope.measures.psi_flatness import certified_radius, path_coordinates
-from flatscope.network.watching import Operation, replay
+from flatscope.network.interception import Operation, replay
 from flatscope.registry import PATH_SYMMETRIES, Value, bound
 from flatscope.samples import as_rows
 from flatscope.sampling import draw_until_precise

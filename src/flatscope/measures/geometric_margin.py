@@ -20,7 +20,7 @@ from flatscope.measures.attacks import refuse_broken_constant
 from flatscope.measures.lipschitz import Constants
 from flatscope.measures.margin_exact import as_shallow, exact_margins
 from flatscope.measures.margin_search import linear_distances, nearest_changes, other_classes
-from flatscope.network.watching import Operation
+from flatscope.network.interception import Operation
 from flatscope.progress import progress
 from flatscope.registry import FUNCTION_SYMMETRIES, Value, measure
 from flatscope.samples import as_rows, output_tensor

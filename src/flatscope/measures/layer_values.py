@@ -22,7 +22,7 @@ from flatscope.curvature.symmetric_operator import TRACE
 from flatscope.curvature.trace_by_products import probed, whole_trace
 from flatscope.formatting import numbered, some_of
 from flatscope.network.layers import Layer
-from flatscope.network.plain import made_of
+from flatscope.network.normal_form import made_of
 from flatscope.registry import Value
 from flatscope.sampling import out_of_time
 

@@ -21,9 +21,8 @@ from flatscope.context import Context, sample_margins
 from flatscope.curvature.memory import allowed
 from flatscope.curvature.operators import activations, batch_size
 from flatscope.errors import InputError, NotApplicable, UnknownNameError, refuse_unknown
-from flatscope.network.layer_calls import LAYER_CALLS
+from flatscope.network.interception import LAYER_CALLS, Operation
 from flatscope.network.layer_uses import LayerRecorder, LayerUse
-from flatscope.network.watching import Operation
 from flatscope.params import Params, count, on_stacked
 from flatscope.perturbation import FEW_SAMPLES, KEPT_BYTES, STACK_BYTES, agree_to_rounding, stacked_call_agrees
 from flatscope.samples import Inputs, cut, parts_of

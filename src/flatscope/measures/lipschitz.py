@@ -20,6 +20,7 @@ from flatscope.measures.attacks import MARGIN_PASSES, PASSES, refuse_broken_cons
 from flatscope.measures.margins import positive_margin, value_from_logarithm
 from flatscope.measures.path_norms import log_gradient_bound
 from flatscope.measures.sample_kinds import free_inputs, kinds_of_samples
+from flatscope.network.interception import Operation, Rule, replay, tensors_in
 from flatscope.network.jumps import Jumps
 from flatscope.network.layer_uses import LayerUse
 from flatscope.network.layers import Layer
@@ -27,7 +28,6 @@ from flatscope.network.operations import TABLE
 from flatscope.network.program import Slot
 from flatscope.network.singular_values import Check, matrix_norm, operator_norm
 from flatscope.network.stretch_rules import Stretches, entrywise
-from flatscope.network.watching import Operation, Rule, replay, tensors_in
 from flatscope.registry import PATH_SYMMETRIES, Value, measure
 from flatscope.samples import Inputs, output_tensor, parts_of
 from flatscope.sampling import end_in_time

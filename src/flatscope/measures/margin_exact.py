@@ -19,10 +19,9 @@ from torch import Tensor
 
 from flatscope.context import Context
 from flatscope.errors import NotApplicable
+from flatscope.network.interception import LAYER_CALLS, Operation, replay, tensors_in
 from flatscope.network.jumps import Jumps
-from flatscope.network.layer_calls import LAYER_CALLS
 from flatscope.network.operations import TABLE
-from flatscope.network.watching import Operation, replay, tensors_in
 from flatscope.samples import as_rows, output_tensor
 
 Floats = npt.NDArray[np.float64]

@@ -18,10 +18,10 @@ from flatscope.context import Context
 from flatscope.errors import InputError, NotApplicable
 from flatscope.measures.margins import declare_in_forms, value_from_logarithm
 from flatscope.measures.sample_kinds import kinds_of_samples
+from flatscope.network.interception import Operation, replay, tensors_in
 from flatscope.network.jumps import Jumps
 from flatscope.network.operations import TABLE
 from flatscope.network.path_rules import Paths, same
-from flatscope.network.watching import Operation, replay, tensors_in
 from flatscope.params import copied
 from flatscope.registry import PATH_SYMMETRIES, Value, measure
 from flatscope.samples import each_part, output_tensor

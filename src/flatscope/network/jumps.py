@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from flatscope.errors import NotApplicable
+from flatscope.network.interception import Operation, address_of, tensors_in
 from flatscope.network.operations import LEAVES_TORCH, TABLE
-from flatscope.network.watching import Operation, address_of, tensors_in
 
 # Results have as many entries as values decide, so that even their shapes say something of the sample.
 _COUNTED = ("nonzero", "argwhere", "masked_select", "unique", "unique_consecutive")

@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from flatscope.network.layer_calls import WEIGHT_CALLS
+from flatscope.network.interception import WEIGHT_CALLS, Call, Operation, address_of
 from flatscope.network.products import masked_name
-from flatscope.network.watching import Call, Operation, address_of
 from flatscope.params import Params
 
 V = TypeVar("V")  # a slot of a record, or a tensor of a running pass

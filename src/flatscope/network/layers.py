@@ -10,10 +10,11 @@ from torch import nn
 
 from flatscope.formatting import some_of
 from flatscope.network.layer_uses import LayerUse
-from flatscope.network.program import Program, Slot, Structure
+from flatscope.network.normal_form_pass import ACTING
+from flatscope.network.program import Program, Slot
+from flatscope.network.structure import Structure
 from flatscope.network.units import INPUT_FIRST
 
-ACTING = "acting:"  # how the names of parameters begin that a plain network adds; they have / in the place of dots
 _OWNERS = (nn.Linear, nn.modules.conv._ConvNd, nn.modules.batchnorm._BatchNorm)
 
 

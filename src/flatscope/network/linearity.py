@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from flatscope.network.layer_calls import NORM_ORDER
+from flatscope.network.interception import NORM_ORDER
 from flatscope.network.operations import PIECES, PRODUCT, RATIO, TABLE, TO_PYTHON
 from flatscope.network.program import NO_MEMORY, Program, Slot, Step
 

@@ -8,27 +8,18 @@ them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from flatscope.network.interception import Operation, address_of, is_question, replay, with_tensors
+from flatscope.network.normal_form_pass import seen_inside
 from flatscope.network.passes import graph_nodes
-from flatscope.network.planned import planned
-from flatscope.network.program import NO_MEMORY, Program, ProgramRecorder, Slot
-from flatscope.network.watching import Operation, Rule, address_of, is_question, read, tensors_in, with_tensors
-from flatscope.params import Params, copied
+from flatscope.network.program import NO_MEMORY, Dead, Program, Slot
+from flatscope.params import copied
 from flatscope.samples import Inputs, copies
-
-
-@dataclass(frozen=True)
-class Dead:
-    """Operations that do not reach the output, by their number in a forward pass; those in `ABOUT` have none."""
-
-    order: tuple[str, ...]  # names of all operations of a pass
-    numbers: frozenset[int]
-    idle: frozenset[str]  # parameters that only these read
 
 
 def dead_steps(program: Program, ends: Iterable[Slot], origins: dict[int, list[Any]], nodes: Iterable[Any]) -> Dead:
@@ -67,15 +58,6 @@ def dead_steps(program: Program, ends: Iterable[Slot], origins: dict[int, list[A
     return Dead(tuple(step.name for step in steps), frozenset(dead), frozenset(idle if dead else ()))
 
 
-class Origins(dict[int, list[Any]]):
-    """The nodes of the autograd graph that the results of each step have, and what it has written to."""
-
-    def keep(self, step: Any, op: Operation, result: Any) -> None:
-        """Note those of one step."""
-        written = op.tensors[:1] if step.written is not None else []
-        self[step.index] = [tensor.grad_fn for tensor in (*tensors_in(result), *written)]
-
-
 def dead_operations(
     passes: Iterable[Dead], model: nn.Module, example: Inputs, outputs: Callable[[Any], list[Tensor]]
 ) -> Dead | None:
@@ -102,14 +84,6 @@ def dead_operations(
     return found
 
 
-def dead_in_pass(model: nn.Module, example: Inputs, outputs: Callable[[Any], list[Tensor]]) -> Dead:
-    """Steps of one pass that do not reach the outputs."""
-    leaves, inputs, origins = _leaves(model), copies(example), Origins()
-    recorder = ProgramRecorder(leaves, inputs, origins.keep)
-    ends = outputs(_run(model, inputs, leaves, recorder.follow))
-    return dead_steps(recorder.program(ends[0]), recorder.slots(ends), origins, [end.grad_fn for end in ends])
-
-
 def _is_the_same_without(
     found: Dead, model: nn.Module, example: Inputs, outputs: Callable[[Any], list[Tensor]]
 ) -> bool:
@@ -118,7 +92,9 @@ def _is_the_same_without(
     try:
         for spoilt in (frozenset[int](), found.numbers):
             twin = copied(model)
-            ends.append(outputs(_run(twin, copies(example), _leaves(twin), _Spoiling(spoilt).follow)))
+            rule = _Spoiling(spoilt).follow
+            with seen_inside(twin, lambda _, rule=rule: rule):  # type: ignore[misc]
+                ends.append(outputs(replay(twin, copies(example), [])))
     except Exception:  # the network looks at its own values
         return False
     return all(torch.equal(one, other) for one, other in zip(*ends, strict=True))
@@ -150,14 +126,3 @@ class _Spoiling:
 
 def _spoilt(value: Tensor) -> Tensor:
     return value * torch.nan if value.is_floating_point() or value.is_complex() else value
-
-
-def _leaves(model: nn.Module) -> Params:
-    """All parameters, on the graph."""
-    return {name: value.detach().requires_grad_(value.is_floating_point()) for name, value in model.named_parameters()}
-
-
-def _run(model: nn.Module, inputs: Inputs, leaves: Params, rule: Rule) -> Any:
-    """Run the model with the rule in the place of every operation of its own forward."""
-    with planned(model, lambda _: rule):
-        return read(model, inputs, Operation.run, leaves)

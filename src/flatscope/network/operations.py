@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from flatscope.network import path_rules, scales, stretch_rules
-from flatscope.network.layer_calls import LAYER_CALLS
+from flatscope.network.interception import LAYER_CALLS
 
 # What an operation is as a function of its tensors.
 PIECES = "piecewise linear in all of them together"

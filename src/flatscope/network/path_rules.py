@@ -17,8 +17,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from flatscope.errors import NotApplicable
+from flatscope.network.interception import Operation, with_tensors
 from flatscope.network.products import negative_slope, norm_as_affine, per_axis, terms_of
-from flatscope.network.watching import Operation, with_tensors
 
 
 class Paths:

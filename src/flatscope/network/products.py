@@ -12,8 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from flatscope.errors import NotApplicable
-from flatscope.network.layer_calls import LAYER_CALLS, NORM_ORDER
-from flatscope.network.watching import Operation
+from flatscope.network.interception import LAYER_CALLS, NORM_ORDER, Operation
 
 # Normalisations with a scale of their own, and their arguments in order.
 AFFINE_NORMS = {

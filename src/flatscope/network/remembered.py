@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from flatscope.network.watching import tensors_in
+from flatscope.network.interception import tensors_in
 from flatscope.params import Params
 
 # What an operation may take or return beside tensors: values that can be compared, and that hide no tensor.

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flatscope.network.interception import Operation, tensors_in, with_tensors
 from flatscope.network.ties import CONSTANT, ZERO, Labels
-from flatscope.network.watching import Operation, tensors_in, with_tensors
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from flatscope.errors import NotApplicable
+from flatscope.network.interception import Operation, tensors_in, with_tensors
 from flatscope.network.path_rules import window_sums
 from flatscope.network.products import negative_slope, norm_as_affine, terms_of
 from flatscope.network.singular_values import Check, matrix_norm, operator_norm
-from flatscope.network.watching import Operation, tensors_in, with_tensors
 
 
 class Stretches(ABC):

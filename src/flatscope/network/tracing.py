@@ -10,16 +10,15 @@ import torch
 from torch import Tensor, nn
 
 from flatscope.isolation import own_settings
-from flatscope.network.layer_calls import WEIGHT_CALLS
+from flatscope.network.interception import WEIGHT_CALLS, Operation, fitting, read_outputs, tensors_in, two_samples
 from flatscope.network.layer_uses import Roles
 from flatscope.network.layers import layer_name
+from flatscope.network.normal_form_pass import Weights
 from flatscope.network.operations import LEAVES_TORCH, TABLE
 from flatscope.network.products import AFFINE_NORMS
 from flatscope.network.scales import ScaleStep, constant_labels
 from flatscope.network.ties import CONSTANT, Labels
 from flatscope.network.units import Graph, LayerRecord, graph_of
-from flatscope.network.watching import Operation, fitting, read_outputs, tensors_in, two_samples
-from flatscope.network.weights import Weights
 from flatscope.params import copied
 from flatscope.samples import Inputs, parts_of
 

@@ -17,14 +17,21 @@ from torch import Tensor, nn
 from flatscope.errors import InputError
 from flatscope.input_checks import replica
 from flatscope.isolation import own_settings
-from flatscope.network.layer_calls import LAYER_CALLS, NORM_ORDER
+from flatscope.network.interception import (
+    LAYER_CALLS,
+    NORM_ORDER,
+    Operation,
+    fitting,
+    read_outputs,
+    refuse_if_different,
+    tensors_in,
+    two_samples,
+)
+from flatscope.network.normal_form import acting_name, normal_form
+from flatscope.network.normal_form_pass import WeightPlan, plan_of, set_plan
 from flatscope.network.operations import TABLE
-from flatscope.network.plain import acting_name, plain
-from flatscope.network.planned import plan_of, set_plan
 from flatscope.network.products import norm_as_affine
 from flatscope.network.units import entry_channels
-from flatscope.network.watching import Operation, fitting, read_outputs, refuse_if_different, tensors_in, two_samples
-from flatscope.network.weights import WeightPlan
 from flatscope.samples import Inputs
 
 BatchNorm = nn.modules.batchnorm._BatchNorm
@@ -62,7 +69,7 @@ def fold_batchnorm(model: nn.Module, example: Inputs) -> nn.Module:
     original = replica(model).eval()
     _refuse_batch_statistics(original)
     inputs = two_samples(fitting(original, example))
-    folded = plain(original, [inputs])
+    folded = normal_form(original, [inputs])
     with torch.no_grad():
         uses = _uses_in_forward_pass(folded, inputs)
         while norms := _batchnorms_of_pass(folded, uses):

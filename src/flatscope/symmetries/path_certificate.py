@@ -22,11 +22,10 @@ from torch import Generator, Tensor, nn
 
 from flatscope.errors import NotApplicable
 from flatscope.limits import STANDARD
+from flatscope.network.interception import LAYER_CALLS, Operation, address_of, replay, tensors_in, with_tensors
 from flatscope.network.jumps import Jumps
-from flatscope.network.layer_calls import LAYER_CALLS
 from flatscope.network.layer_uses import Roles
 from flatscope.network.operations import TABLE
-from flatscope.network.watching import Operation, address_of, replay, tensors_in, with_tensors
 from flatscope.params import Params, copied, count, on_stacked
 from flatscope.samples import Inputs, copies, moved
 from flatscope.symmetries.basis_paths import PathCoordinates

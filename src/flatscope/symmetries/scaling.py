@@ -19,10 +19,10 @@ from torch import Tensor, nn
 from flatscope.errors import InputError, NotApplicable
 from flatscope.input_checks import replica
 from flatscope.isolation import own_settings
-from flatscope.network.masks import mask_name, masks_of
+from flatscope.network.interception import refuse_if_different
+from flatscope.network.normal_form import mask_name, masks_of
 from flatscope.network.tracing import trace
 from flatscope.network.units import DIAGONAL, Graph, GraphLayer
-from flatscope.network.watching import refuse_if_different
 from flatscope.params import Params, copied, named_parameters
 from flatscope.samples import Inputs
 from flatscope.symmetries.folding import fold_batchnorm, has_batchnorm

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from flatscope.network.watching import Operation, replay
+from flatscope.network.interception import Operation, replay
 
 LARGEST_KERNEL = 49  # taps of one channel: they are written out in full
 LARGEST_WINDOW = {"max": 16, "average": 8}  # pooled entries: an average keeps a bit for each

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from flatscope.isolation import private_randomness
+from flatscope.network.interception import Operation, replay
 from flatscope.network.operations import LEAVES_TORCH
-from flatscope.network.watching import Operation, replay
 from flatscope.switches import float32_products
 
 WARM_UP_STEPS = 3

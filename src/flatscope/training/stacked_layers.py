@@ -19,9 +19,8 @@ from torch.nn import functional
 
 from flatscope.errors import first_line
 from flatscope.isolation import untouched_randomness
-from flatscope.network.layer_calls import LAYER_CALLS, NORM_ORDER
+from flatscope.network.interception import LAYER_CALLS, NORM_ORDER, Operation, replay, tensors_in, watched, with_tensors
 from flatscope.network.operations import LEAVES_TORCH
-from flatscope.network.watching import Operation, replay, tensors_in, watched, with_tensors
 from flatscope.training.checkpoint import data_fingerprint
 
 Weights = Mapping[str, Tensor]  # every tensor with the trials as leading dimension

@@ -24,12 +24,25 @@ from torch.overrides import TorchFunctionMode
 
 from flatscope.errors import FlatscopeError, InputError
 from flatscope.isolation import own_settings, running_model
-from flatscope.network.layer_calls import WEIGHT_CALLS
 from flatscope.network.passes import digits_of, writes_in_place
 from flatscope.params import Params, called_with, tied_names
 from flatscope.samples import Inputs, copies, cut, each_part, moved, output_tensor, parts_of, shape_text
 
 T = TypeVar("T")
+DENSE_ORDER = ("input", "weight", "bias")
+CONV_ORDER = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
+TRANSPOSED_ORDER = ("input", "weight", "bias", "stride", "padding", "output_padding", "groups", "dilation")
+LOOKUP_ORDER = ("input", "weight", "padding_idx", "max_norm", "norm_type", "scale_grad_by_freq", "sparse")
+NORM_ORDER = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
+# The calls of a layer: its kind, and its arguments in order.
+LAYER_CALLS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "linear": ("dense", DENSE_ORDER),
+    **{f"conv{n}d": ("conv", CONV_ORDER) for n in (1, 2, 3)},
+    **{f"conv_transpose{n}d": ("transposed", TRANSPOSED_ORDER) for n in (1, 2, 3)},
+    "embedding": ("lookup", LOOKUP_ORDER),
+}
+# These, and the call that has a scale and a shift for every channel.
+WEIGHT_CALLS = LAYER_CALLS | {"batch_norm": ("batchnorm", NORM_ORDER)}
 _SPELLINGS = {
     "add": "radd iadd",
     "sub": "rsub isub subtract",

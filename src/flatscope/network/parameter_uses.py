@@ -1,8 +1,8 @@
-"""Surveys of forward passes: how parameters meet signals, in which form, and which of them reach the outputs."""
+"""Uses of parameters in forward passes: how they meet signals, in which form, and which of them reach the outputs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -10,13 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from flatscope.network.expansions import EXPANSIONS
-from flatscope.network.layer_calls import LAYER_CALLS
+from flatscope.network.interception import LAYER_CALLS, Operation
+from flatscope.network.normal_form_pass import Key, WeightPlan, Writer, plan_of
 from flatscope.network.operations import TABLE
-from flatscope.network.planned import plan_of
 from flatscope.network.products import LOOKUPS, Product
-from flatscope.network.watching import Operation, output_tensors, read
-from flatscope.network.weights import Key, WeightPlan, Writer
-from flatscope.samples import Inputs, one_more, parts_of
 
 
 @dataclass(frozen=True)
@@ -30,21 +27,20 @@ class Use:
     harmless: bool = True  # whether it is a shift, a scale or a constant, entry by entry
 
 
-class Survey(Writer):
-    """A Writer that notes how parameters meet signals, for the plan.
+class UseRecorder(Writer):
+    """A rule that writes operations out, and notes how parameters meet signals.
 
     A parameter with a copy for every sample (learned queries, say) is a signal as well: what multiplies it is a layer.
 
     Args:
         model: whose forward is about to run.
-        uses: what is noted.
         n: number of samples.
         constants: whether what multiplies rows of constants is a layer.
     """
 
-    def __init__(self, model: nn.Module, uses: list[Use], n: int, constants: bool) -> None:
+    def __init__(self, model: nn.Module, n: int, constants: bool) -> None:
         super().__init__(model, WeightPlan(constants=constants))
-        self.uses, self.changed, self._n = uses, False, n
+        self.uses, self.changed, self._n = list[Use](), False, n
         self.rows = False  # whether a product with rows of constants meets a signal in another way than as a weight
 
     def follow(self, op: Operation) -> Any:
@@ -107,7 +103,7 @@ def is_matrix(value: Tensor) -> bool:
 
 
 @dataclass(frozen=True)
-class Surveyed:
+class ParameterUses:
     """Uses of parameters in one forward pass."""
 
     uses: list[Use]
@@ -116,25 +112,18 @@ class Surveyed:
     rows: bool  # whether what multiplies rows of constants has to be a layer for parameters to be followed
 
 
-def survey(model: nn.Module, example: Inputs, constants: bool = False) -> Surveyed:
-    """Look at one forward pass; with `constants` what multiplies rows of constants is a layer."""
-    found = Survey(model, [], len(parts_of(example)[0]), constants)
-    outputs = output_tensors(read(model, example, found.follow))
-    return surveyed(found, outputs, {name: value for name, value in model.named_parameters() if value.requires_grad})
-
-
-def surveyed(survey: Survey, outputs: list[Tensor], free: Mapping[str, Tensor]) -> Surveyed:
-    """Uses and parameters that a pass has shown to a survey.
+def uses_in_pass(recorder: UseRecorder, outputs: list[Tensor], free: Mapping[str, Tensor]) -> ParameterUses:
+    """Uses of parameters that a recorder has seen.
 
     Args:
-        survey: the rule of that pass.
+        recorder: the rule of that pass.
         outputs: the tensors that count of what the network returns.
         free: parameters that require gradients.
     """
     alive = _reached(outputs, free)
     # A product inside `no_grad` is a constant; one inside an operation that cannot be followed is not.
-    uses = [use if use.harmless or use.params & alive else replace(use, harmless=True) for use in survey.uses]
-    return Surveyed(uses, survey.changed, alive, survey.rows)
+    uses = [use if use.harmless or use.params & alive else replace(use, harmless=True) for use in recorder.uses]
+    return ParameterUses(uses, recorder.changed, alive, recorder.rows)
 
 
 def _reached(outputs: list[Tensor], free: Mapping[str, Tensor]) -> set[str]:
@@ -151,10 +140,10 @@ def _reached(outputs: list[Tensor], free: Mapping[str, Tensor]) -> set[str]:
 
 
 @dataclass
-class Surveys:
+class UsesOfPasses:
     """Uses of parameters in several forward passes."""
 
-    batches: list[Surveyed] = field(default_factory=list)
+    batches: list[ParameterUses] = field(default_factory=list)
     constants: bool = False  # whether what multiplies rows of constants is a layer
 
     @property
@@ -171,26 +160,6 @@ class Surveys:
     def met(self) -> set[str]:
         """Parameters that some pass has used."""
         return {name for batch in self.batches for use in batch.uses for name in use.params}
-
-
-def survey_all(twin: nn.Module, examples: Iterator[Inputs], trainable: set[str], everything: bool) -> Surveys:
-    """Survey passes until every trainable parameter was met, or of all examples."""
-    surveys, sought = Surveys(), trainable - idle_parameters(twin)
-    for number, example in enumerate(examples):
-        _survey_one(twin, example, surveys)
-        # Where weights are made, one sample more shows whether their shapes hang on the number of samples.
-        if number == 0 and any(use.key != ("whole", *use.params) for use in surveys.batches[0].uses):
-            _survey_one(twin, one_more(example), surveys)
-        if not everything and sought <= surveys.met:
-            break
-    return surveys
-
-
-def _survey_one(twin: nn.Module, example: Inputs, surveys: Surveys) -> None:
-    seen = survey(twin, example, surveys.constants)
-    if seen.rows and not surveys.constants:
-        surveys.constants, seen = True, survey(twin, example, constants=True)
-    surveys.batches.append(seen)
 
 
 def idle_parameters(model: nn.Module) -> frozenset[str]:

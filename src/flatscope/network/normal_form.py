@@ -8,7 +8,7 @@ A weight may be a parameter as it is, a view of one (`x @ w`, a slice of a packe
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from itertools import chain
 from typing import Any
@@ -17,14 +17,13 @@ import torch
 from torch import Tensor, nn
 
 from flatscope.isolation import own_settings
-from flatscope.network.layers import ACTING
-from flatscope.network.liveness import Dead, dead_in_pass, dead_operations
-from flatscope.network.masks import fixed_mask, mask_name
-from flatscope.network.planned import plan_of, set_plan
-from flatscope.network.surveys import Surveys, Use, is_matrix, survey_all
-from flatscope.network.watching import returned_tensors
-from flatscope.network.weights import Key, WeightPlan, part_name
-from flatscope.params import copied, trainable_names
+from flatscope.network.interception import returned_tensors
+from flatscope.network.liveness import dead_operations
+from flatscope.network.normal_form_pass import ACTING, Key, WeightPlan, part_name, plan_of, set_plan
+from flatscope.network.parameter_uses import Use, UsesOfPasses, idle_parameters, is_matrix
+from flatscope.network.pass_recording import record
+from flatscope.network.program import Dead
+from flatscope.params import Params, copied, trainable_names
 from flatscope.samples import Inputs, one_more
 
 _NOT_COVERED, _SEARCHED = "_flatscope_not_covered", "_flatscope_searched"
@@ -32,8 +31,10 @@ _NOT_COVERED, _SEARCHED = "_flatscope_not_covered", "_flatscope_searched"
 _MADE = re.compile(r"(?P<owner>.*?)(?:parametrizations\.(?P<new>\w+)\.original\d*|(?P<old>\w+?)_(?:g|v|orig))$")
 
 
-def plain(model: nn.Module, examples: Iterable[Inputs], *, acting: bool = True, everything: bool = False) -> nn.Module:
-    """The same function in plain words: a new module in which nothing else has changed.
+def normal_form(
+    model: nn.Module, examples: Iterable[Inputs], *, acting: bool = True, everything: bool = False
+) -> nn.Module:
+    """The same function in normal form: a new module in which nothing else has changed.
 
     Args:
         model: in eval mode; not touched.
@@ -45,29 +46,55 @@ def plain(model: nn.Module, examples: Iterable[Inputs], *, acting: bool = True, 
     first = next(examples)
     if plan_of(twin) is None and not hasattr(model, _SEARCHED):
         outputs = returned_tensors  # also those beside the one that is measured
-        passes = (dead_in_pass(twin, inputs, outputs) for inputs in (first, one_more(first)))
+        passes = (record(twin, inputs, _leaves(twin)).dead(outputs) for inputs in (first, one_more(first)))
         leave_out_dead(twin, passes, first, outputs)
     frozen = not any(value.requires_grad for value in twin.parameters())  # then all of them count as trainable
     trainable = set(trainable_names(twin))
     for name, value in twin.named_parameters():
         value.requires_grad_(name in trainable)
     with own_settings():
-        seen = survey_all(twin, chain([first], examples), trainable, everything)
+        seen = _uses_of_passes(twin, chain([first], examples), trainable, everything)
     uses = _all_uses(twin, seen)
     made = _acting_weights(twin, uses) if acting else {}
     mark_not_covered(twin, _not_covered(twin, uses, made, trainable))
     if seen.changed or made or seen.constants:
-        _write_plainly(twin, uses, made, seen.constants)
+        _give_parameters(twin, uses, made, seen.constants)
     if frozen:
         twin.requires_grad_(False)
     return twin
 
 
-def not_covered_if_plain(model: nn.Module, seen: Surveys, trainable: set[str]) -> dict[str, str] | None:
-    """Trainable matrices that take part in no layer, of a network that is plain already; None where it may not be.
+def _leaves(model: nn.Module) -> Params:
+    """All parameters, on the graph."""
+    return {name: value.detach().requires_grad_(value.is_floating_point()) for name, value in model.named_parameters()}
+
+
+def _uses_of_passes(twin: nn.Module, examples: Iterator[Inputs], trainable: set[str], everything: bool) -> UsesOfPasses:
+    """Uses of passes until every trainable parameter was met, or of all examples."""
+    seen, sought = UsesOfPasses(), trainable - idle_parameters(twin)
+    for number, example in enumerate(examples):
+        _add_uses(twin, example, seen)
+        # Where weights are made, one sample more shows whether their shapes hang on the number of samples.
+        if number == 0 and any(use.key != ("whole", *use.params) for use in seen.batches[0].uses):
+            _add_uses(twin, one_more(example), seen)
+        if not everything and sought <= seen.met:
+            break
+    return seen
+
+
+def _add_uses(twin: nn.Module, example: Inputs, seen: UsesOfPasses) -> None:
+    params: Params = dict(twin.named_parameters())
+    uses = record(twin, example, params, seen.constants).uses()
+    if uses.rows and not seen.constants:
+        seen.constants, uses = True, record(twin, example, params, constants=True).uses()
+    seen.batches.append(uses)
+
+
+def not_covered_as_it_is(model: nn.Module, seen: UsesOfPasses, trainable: set[str]) -> dict[str, str] | None:
+    """Trainable matrices that take part in no layer, of a network in normal form already; None where it may not be.
 
     Args:
-        model: that was surveyed.
+        model: that was recorded.
         seen: its passes, of different numbers of samples.
         trainable: names of the parameters that may move.
     """
@@ -77,7 +104,7 @@ def not_covered_if_plain(model: nn.Module, seen: Surveys, trainable: set[str]) -
     return _not_covered(model, _all_uses(model, seen), {}, trainable) if trainable <= seen.met else None
 
 
-def _all_uses(model: nn.Module, seen: Surveys) -> list[Use]:
+def _all_uses(model: nn.Module, seen: UsesOfPasses) -> list[Use]:
     """The uses of all passes, and one for each parameter that reaches the outputs in a way that nobody saw."""
     uses = _in_one_way([batch.uses for batch in seen.batches])
     for name in sorted(seen.alive - {name for use in uses for name in use.params}):
@@ -124,24 +151,24 @@ def leave_out_dead(
     return dead is not None
 
 
-def run_in_plain_words(model: nn.Module) -> None:
-    """Let a module's forward run in plain words, with the parameters that it has; it is changed in place."""
+def run_in_normal_form(model: nn.Module) -> None:
+    """Let a module's forward run in normal form, with the parameters that it has; it is changed in place."""
     set_plan(model, plan_of(model) or WeightPlan())
 
 
 def mark_not_covered(model: nn.Module, found: dict[str, str]) -> None:
-    """Note on a network that is plain already what takes part in no layer."""
+    """Note on a network in normal form already what takes part in no layer."""
     object.__setattr__(model, _NOT_COVERED, found)
 
 
 def not_covered(model: nn.Module) -> dict[str, str]:
-    """Trainable matrices of a plain network that take part in no layer, with the operation that reads them."""
+    """Trainable matrices of a network in normal form that take part in no layer, with the operation that reads them."""
     found: dict[str, str] = getattr(model, _NOT_COVERED, {})
     return found
 
 
 def is_rewritten(model: nn.Module) -> bool:
-    """True where the plain form has parameters that the network itself does not have."""
+    """True where the normal form has parameters that the network itself does not have."""
     plan: WeightPlan | None = plan_of(model)
     return plan is not None and bool(plan.acting or plan.constants)
 
@@ -163,7 +190,7 @@ def only_rearranges(model: nn.Module) -> bool:
     return all(count == params[name].numel() for name, count in counts.items())
 
 
-def _write_plainly(twin: nn.Module, uses: list[Use], made: dict[str, tuple[Key, Tensor]], constants: bool) -> None:
+def _give_parameters(twin: nn.Module, uses: list[Use], made: dict[str, tuple[Key, Tensor]], constants: bool) -> None:
     """Give the module its new parameters; what they are made of is a constant unless something else reads it."""
     masks, named = dict[str, str](), dict(twin.named_parameters())
     for name, (key, value) in made.items():
@@ -186,7 +213,7 @@ def _write_plainly(twin: nn.Module, uses: list[Use], made: dict[str, tuple[Key, 
 
 
 def made_of(model: nn.Module) -> dict[str, tuple[str, ...]]:
-    """Of the new parameters of a plain network those that are computed: {name: parameters of which they are}."""
+    """Of the new parameters of a normal form those that are computed: {name: parameters of which they are}."""
     plan: WeightPlan | None = plan_of(model)
     acting = {} if plan is None else plan.acting
     made = {name: key[1] for key, name in acting.items() if key[0] == "made"}
@@ -260,3 +287,37 @@ def _not_covered(
             if not use.harmless or several:
                 found.setdefault(name, use.place if not several else f"{use.place}, computed in several ways")
     return found
+
+
+# Fixed masks of weights: zeros and ones that a network multiplies a parameter with before it multiplies a signal ----
+
+
+def fixed_mask(parameter: Tensor, value: Tensor) -> Tensor | None:
+    """Zeros and ones that a weight is the product of a parameter with; None where it is made in another way.
+
+    Args:
+        parameter: the only one that the weight is computed from.
+        value: the weight, on the autograd graph, in the parameter's layout or transposed.
+    """
+    if not value.requires_grad or not parameter.requires_grad or parameter.ndim < 2:
+        return None
+    drawn = torch.randn(value.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(value)
+    (slope,) = torch.autograd.grad(value, parameter, drawn, retain_graph=True, allow_unused=True)
+    if slope is None:
+        return None
+    for slopes, whole in ((slope, parameter), (slope.transpose(-2, -1), parameter.transpose(-2, -1))):
+        mask: Tensor = slopes != 0
+        if mask.shape == value.shape and torch.equal(slopes, drawn * mask) and torch.equal(whole * mask, value):
+            return mask
+    return None
+
+
+def mask_name(weight: str) -> str:
+    """Name of the buffer with the mask of a new parameter, if it has one."""
+    return f"{weight}:mask"
+
+
+def masks_of(model: nn.Module) -> dict[str, Tensor]:
+    """The fixed masks of a normal form's weights, by the names of their buffers."""
+    plan, buffers = plan_of(model), dict(model.named_buffers())
+    return {} if plan is None else {name: buffers[name] for name in plan.masks.values()}

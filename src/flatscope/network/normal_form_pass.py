@@ -1,24 +1,28 @@
-"""A network's operations in plain words: composite functions written out, and a parameter for every weight that acts.
+"""One pass in normal form: composite functions written out, and a parameter for every weight that acts.
 
-Nothing is compiled: the module's own forward runs, and the operations that need it are answered in other words.
+Nothing is compiled: the module's own forward runs by a plan, to which each of its operations is handed before anybody
+else sees it; those that need it are answered in other words.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from types import MethodType
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch._C import DisableTorchFunction
+from torch.nn.utils.prune import BasePruningMethod
+from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.nn.utils.weight_norm import WeightNorm
 
 from flatscope.errors import NotApplicable
 from flatscope.network.expansions import EXPANSIONS
-from flatscope.network.liveness import Dead
-from flatscope.network.operations import TABLE
-from flatscope.network.products import PRODUCTS, Product, as_product, masked
-from flatscope.network.watching import (
+from flatscope.network.interception import (
     Operation,
     Rule,
     address_of,
@@ -27,8 +31,15 @@ from flatscope.network.watching import (
     watched,
     written_out,
 )
+from flatscope.network.operations import TABLE
+from flatscope.network.products import PRODUCTS, Product, as_product, masked
+from flatscope.network.program import Dead
 
 Key = tuple[Any, ...]
+ACTING = "acting:"  # how the names of parameters begin that a normal form adds; they have / in the place of dots
+_PLAN, _OWN_FORWARD = "_flatscope_plan", "_flatscope_forward"
+# Hooks of torch that compute a weight in front of a module's forward.
+_MAKERS = (WeightNorm, SpectralNorm, BasePruningMethod)
 
 
 @dataclass(frozen=True)
@@ -55,9 +66,9 @@ class WeightPlan:
     constants: bool = False  # whether what multiplies rows of constants is a layer, as in a network on a fixed graph
     dead: Dead | None = None  # operations that do not reach the output: they are run, and no other rule sees them
 
-    def rule(self, model: nn.Module) -> Rule:
-        """A rule for one pass through the module."""
-        return Writer(model, self).step
+    def rules(self, model: nn.Module) -> Sequence[Rule]:
+        """The rule for one pass through the module."""
+        return [Writer(model, self).step]
 
 
 class Weights:
@@ -271,3 +282,69 @@ class Writer:
         convolve = (nn.functional.conv1d, nn.functional.conv2d, nn.functional.conv3d)[axes - 1]
         found: Tensor = convolve(x if x.ndim > 2 else x.unsqueeze(-1), weight, bias, groups=weight.shape[0])
         return found if x.ndim > 2 else found.squeeze(-1)
+
+
+class ForwardPlan(Protocol):
+    """A plan by which a module's forward is run."""
+
+    def rules(self, model: nn.Module) -> Sequence[Rule]:
+        """Rules for one pass through the module, made when its tensors are in their places; the first sees first."""
+
+
+def plan_of(model: nn.Module) -> Any:
+    """The plan of a module; None where it has none."""
+    return getattr(model, _PLAN, None)
+
+
+def set_plan(model: nn.Module, plan: ForwardPlan) -> None:
+    """Let a module's forward run by a plan, in place of the one it has."""
+    if plan_of(model) is None:
+        own = model.__dict__.get("forward")
+        object.__setattr__(model, _OWN_FORWARD, own)
+        object.__setattr__(model, "forward", MethodType(_planned_forward, model))
+    object.__setattr__(model, _PLAN, plan)
+
+
+@contextmanager
+def seen_inside(model: nn.Module, rule: Callable[[nn.Module], Rule]) -> Iterator[None]:
+    """Inside the block the operations of a module's own forward, as its plan gives them, are handed to a rule as well.
+
+    Args:
+        model: the module.
+        rule: makes the rule of one pass, when the tensors of that pass are in their places.
+    """
+    before = plan_of(model)
+    set_plan(model, _PlanAndRule(before, rule))
+    try:
+        yield
+    finally:
+        if before is not None:
+            set_plan(model, before)
+        else:
+            own = model.__dict__.pop(_OWN_FORWARD)
+            del model.__dict__["forward"], model.__dict__[_PLAN]
+            if own is not None:
+                object.__setattr__(model, "forward", own)
+
+
+@dataclass(frozen=True)
+class _PlanAndRule:
+    """A plan, if there is one, and a rule that sees what it gives."""
+
+    plan: ForwardPlan | None
+    rule: Callable[[nn.Module], Rule]
+
+    def rules(self, model: nn.Module) -> Sequence[Rule]:
+        """Those of the plan, and the rule."""
+        return [*(() if self.plan is None else self.plan.rules(model)), self.rule(model)]
+
+
+def _planned_forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    own, plan = getattr(self, _OWN_FORWARD), plan_of(self)
+    with ExitStack() as stack:
+        for rule in reversed(plan.rules(self)):
+            stack.enter_context(watched(rule))
+        for hook in self._forward_pre_hooks.values():  # has run already, unwatched, where the network is one layer
+            if isinstance(hook, _MAKERS):
+                hook(self, args)
+        return type(self).forward(self, *args, **kwargs) if own is None else own(*args, **kwargs)
