@@ -14,14 +14,14 @@ from flatscope.input_checks import usable_device as usable_device
 from flatscope.isolation import coarse_products as coarse_products
 from flatscope.isolation import own_settings as own_settings
 from flatscope.lazy_names import lazy_names as lazy_names
-from flatscope.network.layers import Layer as Layer
-from flatscope.network.operations import TABLE as TABLE
-from flatscope.network.units import Graph as Graph
 from flatscope.network.interception import Operation as Operation
 from flatscope.network.interception import replay as replay
 from flatscope.network.interception import tensors_in as tensors_in
 from flatscope.network.interception import watched as watched
 from flatscope.network.interception import with_tensors as with_tensors
+from flatscope.network.layers import Layer as Layer
+from flatscope.network.operations import TABLE as TABLE
+from flatscope.network.units import Graph as Graph
 from flatscope.params import Params as Params
 from flatscope.params import count as count
 from flatscope.params import flatten as flatten

@@ -1,10 +1,10 @@
 """A network run with the weights of many: one forward pass for a whole stack of trials.
 
-The module itself is run, watched as everywhere in the library (`network.interception`), on the samples of all trials one
-behind the other. Where it calls a layer, the call is made with the stacked weights instead: a grouped convolution on
-(samples, trials · channels, ...), a batched matrix product on (trials, samples, features). All other operations treat
-every sample by itself and run as they are, with trials as further samples. In networks with convolutions the trial
-varies fastest along the folded axis, so that their input is no copy; in others the sample does.
+The module itself is run, watched as everywhere in the library (`network.interception`), on the samples of all trials
+one behind the other. Where it calls a layer, the call is made with the stacked weights instead: a grouped convolution
+on (samples, trials · channels, ...), a batched matrix product on (trials, samples, features). All other operations
+treat every sample by itself and run as they are, with trials as further samples. In networks with convolutions the
+trial varies fastest along the folded axis, so that their input is no copy; in others the sample does.
 """
 
 from __future__ import annotations
