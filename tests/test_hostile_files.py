@@ -31,7 +31,7 @@ from flatscope.decisions.allocation import Allocation
 from flatscope.disk import MOST_TEXT, read_file, whole_file, write_whole
 from flatscope.errors import InputError, WeightsError
 from flatscope.files import file_digest, foreign_parquet, frame_bytes, from_npz_bytes, parquet_metadata
-from flatscope.formatting import printable
+from flatscope.formatting import printable_text
 from flatscope.inputs.weight_files import read_weights
 from flatscope.training.sweeps.configuration import Sweep, read_toml
 from flatscope.training.sweeps.store import DamagedTrial, Store
@@ -192,7 +192,9 @@ def test_csv_files_hold_every_text_as_it_is(tmp_path: Path) -> None:
     for name, column in {"all": "x", "compared": "network"}.items():
         with (tmp_path / f"{name}.csv").open(newline="") as file:
             head, *rows = csv.reader(file)
-        texts = FORMULAS if name == "all" else map(printable, FORMULAS)  # names of networks are cleaned when they come
+        texts = (
+            FORMULAS if name == "all" else map(printable_text, FORMULAS)
+        )  # names of networks are cleaned when they come
         assert {row[head.index(column)] for row in rows} == set(texts)
         assert (tmp_path / f"{name}.csv.b2sum").exists()
         assert name == "compared" or set(FORMULAS) < set(head)
@@ -372,9 +374,9 @@ def test_no_name_in_a_file_reaches_the_terminal_raw(tmp_path: Path, run: Run) ->
 
 
 def test_a_cleaned_text_keeps_its_length_and_its_lines() -> None:
-    assert len(printable(ESCAPES)) == len(ESCAPES)
-    assert printable("a\r\nb\tc") == "a\r\nb\tc"
-    assert printable("שלום ‏") == "שלום ‏"
+    assert len(printable_text(ESCAPES)) == len(ESCAPES)
+    assert printable_text("a\r\nb\tc") == "a\r\nb\tc"
+    assert printable_text("שלום ‏") == "שלום ‏"
 
 
 def test_a_planted_link_is_not_written_through(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

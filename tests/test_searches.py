@@ -15,7 +15,7 @@ from torch import nn
 import flatscope as fs
 from flatscope.ascents import Ascent
 from flatscope.searching import best_distinct_ascents
-from flatscope.significance import Readings, excess
+from flatscope.significance import Readings, change_over_noise
 
 NETWORKS = {
     "mlp": mlp, "convolution": batchnorm_conv, "residual": residual, "attention": attention, "tanh": smooth,
@@ -94,7 +94,7 @@ def test_ways_to_different_places_go_on_before_the_higher_of_one() -> None:
 
 def test_a_bracket_explains_a_difference_that_rounding_does_not() -> None:
     one, other = (Readings.one(value, above=above) for value, above in ((1.0, 0.1), (1.08, 0.0)))
-    assert excess(one, other, scale=1.0, rounding=1e-6)[0] < 1
+    assert change_over_noise(one, other, scale=1.0, rounding=1e-6)[0] < 1
     row = rows(trained("mlp"), "adaptive_sharpness", {"steps": 10})
     assert Readings.of(row, True).above > 0
     assert Readings.of(row).above == 0
@@ -120,7 +120,7 @@ def test_seeds_and_orders_of_units_are_within_the_stated_error(name: str, measur
     bracketed = measure != "feature_robustness"
     read = [Readings.of(rows(problem, measure, options, seed), bracketed) for seed in range(12)]
     apart = [
-        excess(one, other, scale=float(abs(one.value).max()), rounding=1e-6) > 1
+        change_over_noise(one, other, scale=float(abs(one.value).max()), rounding=1e-6) > 1
         for place, one in enumerate(read)
         for other in read[:place]
     ]

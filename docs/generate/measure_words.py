@@ -7,7 +7,7 @@ import re
 
 from measure_pictures import picture_of
 
-from flatscope.comparing.records import DIFFERENCES, Record, records_of
+from flatscope.comparing.records import DIFFERENCES, Record, records_of_measure
 from flatscope.definitions import explained_symbols, typical_values
 from flatscope.registry import Declaration, declarations
 
@@ -46,7 +46,7 @@ def reading(entry: Declaration) -> list[str]:
 
 def worth(entry: Declaration) -> list[str]:
     """How often it ranked pairs of networks rightly, by what they differ in."""
-    records = records_of(entry.name) if entry.direction != "none" else {}
+    records = records_of_measure(entry.name) if entry.direction != "none" else {}
     if not records:
         return []
     rows = [

@@ -25,7 +25,7 @@ from flatscope.problem import Problem
 from flatscope.progress import progress
 from flatscope.reading import graph_of_problem
 from flatscope.registry import Declaration, select
-from flatscope.significance import SEARCH, Readings, distances_between_readings, excess
+from flatscope.significance import SEARCH, Readings, change_over_noise, distances_between_readings
 from flatscope.symmetries.folding import fold_batchnorm, has_batchnorm
 from flatscope.symmetries.scaling import INNER, WAYS, applicable_ways_of_rewriting, equivalent_network
 from flatscope.table import Table
@@ -209,7 +209,9 @@ def _largest_change(
 ) -> tuple[float, bool, dict[str, Any]]:
     """Largest change beyond noise, whether the entry was searched, and its columns of the row."""
     scale = float(np.abs(first.value[np.isfinite(first.value)]).max(initial=0.0)) or 1.0
-    exceeding = excess(first, other, scale=scale, rounding=ROUNDING.get(dtype, 1e-2), comparisons=comparisons)
+    exceeding = change_over_noise(
+        first, other, scale=scale, rounding=ROUNDING.get(dtype, 1e-2), comparisons=comparisons
+    )
     place = int(np.argmax(exceeding))
     columns = {
         "before": float(first.value[place]),

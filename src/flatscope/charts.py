@@ -115,7 +115,7 @@ def figure_of_chart(chart: Chart) -> Figure:
     return figure
 
 
-def resized(figure: Figure, width: float | None = None, font_size: float | None = None) -> Figure:
+def resized_figure(figure: Figure, width: float | None = None, font_size: float | None = None) -> Figure:
     """The figure in the width that a paper has room for, its letters in the size that the paper has.
 
     Args:

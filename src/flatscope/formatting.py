@@ -115,7 +115,7 @@ def numbered(count: int, noun: str) -> str:
     return f"{count} {noun}{'s' * (count != 1)}"
 
 
-def printable(text: str) -> str:
+def printable_text(text: str) -> str:
     """Text that any file, page and terminal can hold, of names that may be anything.
 
     Without control characters, which move the cursor, name windows and fill clipboards; without those that turn the
@@ -137,10 +137,10 @@ def some_of(names: Sequence[str], most: int) -> str:
 
 def options_in_words(options: str) -> str:
     """Options, kept as JSON, as people write them: `alpha=0.1, steps=5`."""
-    return printable(", ".join(f"{name}={value}" for name, value in json.loads(options or "{}").items()))
+    return printable_text(", ".join(f"{name}={value}" for name, value in json.loads(options or "{}").items()))
 
 
-def labelled(name: str, options: str) -> str:
+def measure_label(name: str, options: str) -> str:
     """A measure with those of its options that differ from the default: `psi_trace[rule=cyclic]`."""
     return f"{name}[{options_in_words(options)}]" if options else name
 

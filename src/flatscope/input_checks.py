@@ -38,7 +38,7 @@ NOT_LOGITS = (
 )
 
 
-def replica(model: nn.Module) -> nn.Module:
+def independent_copy(model: nn.Module) -> nn.Module:
     """A copy that shares nothing with the model, without the wrappers around it or around parts of it."""
     refuse_closed_modules(model)
     for name, value in model.named_buffers():
@@ -80,7 +80,7 @@ def _module_inside_wrapper(module: nn.Module) -> nn.Module | None:
 
 
 def remarks_on_wrappers(model: nn.Module) -> tuple[str, ...]:
-    """Which wrappers `replica` leaves out, in words."""
+    """Which wrappers `independent_copy` leaves out, in words."""
     found = dict.fromkeys(
         type(module).__name__ for module in model.modules() if _module_inside_wrapper(module) is not None
     )
@@ -235,7 +235,7 @@ def refuse_shapes_that_fail(look: Look, run: Callable[[Inputs], Tensor]) -> None
             raise InputError(f"samples of shape {wanted}", got, look.targets.where) from problem
 
 
-def model_fix(given: object) -> str:
+def advice_on_model(given: object) -> str:
     """Advice where something else than a module was given."""
     if isinstance(given, type):
         return f"Make one, and load its weights: model = {given.__name__}(…)"

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from flatscope.context import Context, sample_margins
 from flatscope.curvature.operators import batch_size as samples_at_once
 from flatscope.errors import InputError, refuse_unknown, refuse_unless_whole
-from flatscope.input_checks import replica
+from flatscope.input_checks import independent_copy
 from flatscope.isolation import own_settings, untouched_randomness
 from flatscope.loss import PerSample
 from flatscope.params import Params, named_parameters, norm
@@ -75,7 +75,7 @@ def interpolate(
     _check_interpolation_arguments(networks, resolution, batchnorm)
     begun = time.perf_counter()
     recompute = batchnorm == "recompute" and any(has_batchnorm(network) for network in networks)
-    models = [replica(network).eval() for network in networks]
+    models = [independent_copy(network).eval() for network in networks]
     problem = Problem(models[0], train=data, loss=loss, device=device, batch_size=batch_size)
     if not recompute and any(has_batchnorm(model) for model in models):
         models = [fold_batchnorm(model.to(problem.device, problem.dtype), problem.example()) for model in models]

@@ -180,7 +180,9 @@ def _run_schedule(ctx: Context, kind: str, names: Names, options: Options, commo
     summary: Row = {}
 
     def table() -> Table:
-        rows = [row for entry in chosen for row in found.get(entry.name) or not_done(ctx, entry, INTERRUPTED, common)]
+        rows = [
+            row for entry in chosen for row in found.get(entry.name) or rows_not_done(ctx, entry, INTERRUPTED, common)
+        ]
         facts = ctx.provenance(begun) | summary
         remarks = [*problem.remarks, *ctx.remarks]
         return Table(rows, facts | ({"remarks": remarks} if remarks else {}))
@@ -275,7 +277,7 @@ def _rows_by_measure(
                 ctx.effort = whole
                 paid |= shared_work(entry)
             else:
-                rows = not_done(ctx, entry, f"not begun: would take about {time_in_words(seconds)}", common)
+                rows = rows_not_done(ctx, entry, f"not begun: would take about {time_in_words(seconds)}", common)
             left -= cost
             # Passes of other kinds may cost more here than they usually do.
             if begins and cost >= 1 and schedule.seconds:
@@ -285,7 +287,7 @@ def _rows_by_measure(
             yield entry, rows
 
 
-def not_done(ctx: Context, entry: Declaration, reason: str, common: Row) -> list[Row]:
+def rows_not_done(ctx: Context, entry: Declaration, reason: str, common: Row) -> list[Row]:
     """The row of a measure for which there was no time."""
     return list(rows_of_result(ctx, entry, _value_with_reason(reason), {}, common, 0.0, 0.0))
 

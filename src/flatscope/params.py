@@ -136,7 +136,7 @@ def unflatten(vector: Tensor, like: Params) -> Params:
     return result
 
 
-def on_stacked(function: Callable[..., Any], *stacked: Any, in_dims: Any = 0) -> Any:
+def vectorised_over_points(function: Callable[..., Any], *stacked: Any, in_dims: Any = 0) -> Any:
     """The function of all stacked points in one call (`torch.vmap`), also where an operation has to be looped over."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*performance drop.*")

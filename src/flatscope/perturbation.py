@@ -21,7 +21,7 @@ from torch import Tensor
 from flatscope.context import Context
 from flatscope.errors import InputError, NotApplicable
 from flatscope.loss import Loss
-from flatscope.params import Params, count, on_stacked
+from flatscope.params import Params, count, vectorised_over_points
 from flatscope.registry import measure
 from flatscope.samples import Batch, Inputs, joined_inputs, parts_of, rows_of_inputs
 from flatscope.sampling import Draws, draw_until_precise, pair_means
@@ -238,7 +238,9 @@ def _losses_of_stacked_points(ctx: Context, points: Params, inputs: Inputs, targ
         point = dict(zip(points, values, strict=True))
         return ctx.problem.loss(ctx.forward(inputs, {**ctx.params, **point}), targets)
 
-    result: Tensor = on_stacked(losses, *points.values())  # plain tensors: torch looks for longer through a dictionary
+    result: Tensor = vectorised_over_points(
+        losses, *points.values()
+    )  # plain tensors: torch looks for longer through a dictionary
     return result
 
 

@@ -26,11 +26,12 @@ from flatscope.first_batch import (
     remarks_on_linear_loss,
 )
 from flatscope.input_checks import (
+    advice_on_model,
     doubts_of_outputs,
     first_weights,
+    independent_copy,
     initial_weights,
     look_at_both,
-    model_fix,
     model_on_device,
     refuse_active_layers,
     refuse_missing_values,
@@ -38,7 +39,6 @@ from flatscope.input_checks import (
     remarks_on_data,
     remarks_on_frozen_weights,
     remarks_on_wrappers,
-    replica,
     usable_device,
     usable_dtype,
 )
@@ -115,7 +115,7 @@ class Problem:
         shard: Literal["auto", False] = "auto",
     ) -> None:
         if not isinstance(model, nn.Module):
-            fix = model_fix(model)
+            fix = advice_on_model(model)
             raise InputError("a torch.nn.Module", type(model).__name__, where="model", fix=fix)
         if batch_size is not None:
             refuse_unless_whole(batch_size, "batch_size")
@@ -176,7 +176,7 @@ class Problem:
         self._unmoved = self.loss.name == "next_token" and targets_are_unshifted_tokens(*self._probe("train"))
 
     def _take(self, model: nn.Module) -> None:
-        self.model = model_on_device(replica(model), self.device, self.dtype)
+        self.model = model_on_device(independent_copy(model), self.device, self.dtype)
         self.trainable = trainable_names(self.model)
         self.params: Params = named_parameters(self.model)
         self.buffers: Params = {name: value.detach().clone() for name, value in self.model.named_buffers()}

@@ -21,7 +21,7 @@ from rich.progress import Task as BarTask
 from rich.progress_bar import ProgressBar
 from rich.text import Text
 
-from flatscope.formatting import printable, time_in_words
+from flatscope.formatting import printable_text, time_in_words
 
 DELAY_SECONDS = 2.0
 LINE_SECONDS = 10.0
@@ -230,7 +230,7 @@ def _bar(description: str, work: Work, console: Console, counted: bool) -> Itera
 
     def advance(steps: float = 1, note: str = "", coming: float = 0.0, slow: str = "") -> None:
         plain(steps, note, coming, slow)
-        bar.update(task, completed=work.done, note=escape(printable(note)))
+        bar.update(task, completed=work.done, note=escape(printable_text(note)))
 
     def appear() -> None:
         if not over.wait(DELAY_SECONDS):
@@ -265,7 +265,7 @@ def _lines(description: str, work: Work, console: Console) -> Iterator[None]:
             with speaking:
                 if over:
                     return
-                text = printable(f"{description}:{work.words(time.monotonic())}")
+                text = printable_text(f"{description}:{work.words(time.monotonic())}")
                 console.print(text, soft_wrap=True, markup=False)
 
     _thread.start_new_thread(speak, ())

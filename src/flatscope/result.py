@@ -22,7 +22,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from flatscope.charts import Chart, figure_of_chart, resized
+from flatscope.charts import Chart, figure_of_chart, resized_figure
 from flatscope.disk import read_file, write_whole
 from flatscope.errors import FlatscopeError, InputError, refuse_unknown
 from flatscope.files import (
@@ -38,7 +38,7 @@ from flatscope.files import (
     svg_of,
     without_nan,
 )
-from flatscope.formatting import printable
+from flatscope.formatting import printable_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -113,7 +113,7 @@ class Result(ABC):
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
-        return printable(f"{self.headline}\n\n{self._grid()}")
+        return printable_text(f"{self.headline}\n\n{self._grid()}")
 
     def _repr_html_(self) -> str:
         return f"{self._headline_html()}{self.to_html()}"
@@ -124,7 +124,7 @@ class Result(ABC):
     def _grid(self) -> str:
         """The numbers for people, as text."""
         header, rows = self.cells()
-        return printable(pd.DataFrame(rows, columns=header).to_string(index=False, max_colwidth=48))
+        return printable_text(pd.DataFrame(rows, columns=header).to_string(index=False, max_colwidth=48))
 
     def show(self, file: TextIO | None = None) -> None:
         """Write what people read to standard output, or to an open file."""
@@ -191,7 +191,7 @@ class Result(ABC):
             width: inches, such as the width of a column of a paper; the height follows.
             font_size: points of labels, such as those of the paper.
         """
-        return resized(figure_of_chart(self.chart()), width, font_size)
+        return resized_figure(figure_of_chart(self.chart()), width, font_size)
 
     def save(self, path: str | os.PathLike[str], *, width: float | None = None, font_size: float | None = None) -> None:
         """Write a file, whole or not at all; its ending, one of `ENDINGS`, says in which form.

@@ -58,7 +58,9 @@ class Readings:
         return cls(*(np.array([part]) for part in (value, stderr, below, above, searched)))
 
 
-def excess(before: Readings, after: Readings, *, scale: float, rounding: float, comparisons: int = 1) -> Numbers:
+def change_over_noise(
+    before: Readings, after: Readings, *, scale: float, rounding: float, comparisons: int = 1
+) -> Numbers:
     """The change of every number over the largest change that noise explains: above 1, it moved beyond noise.
 
     Args:
@@ -69,9 +71,9 @@ def excess(before: Readings, after: Readings, *, scale: float, rounding: float, 
         comparisons: how many numbers are compared in all; the more, the larger a difference that chance explains.
 
     Example:
-        >>> bool(excess(Readings.one(1.0, 0.1), Readings.one(1.3, 0.1), scale=1.0, rounding=1e-6)[0] > 1)
+        >>> bool(change_over_noise(Readings.one(1.0, 0.1), Readings.one(1.3, 0.1), scale=1.0, rounding=1e-6)[0] > 1)
         False
-        >>> bool(excess(Readings.one(1.0, 0.01), Readings.one(1.3, 0.01), scale=1.0, rounding=1e-6)[0] > 1)
+        >>> bool(change_over_noise(Readings.one(1.0, 0.01), Readings.one(1.3, 0.01), scale=1.0, rounding=1e-6)[0] > 1)
         True
     """
     z = -float(ndtri(FALSE_ALARM / (2 * comparisons)))

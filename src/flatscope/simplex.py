@@ -11,7 +11,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from flatscope.charts import resized
+from flatscope.charts import resized_figure
 from flatscope.files import Arrays
 from flatscope.formatting import number
 from flatscope.result import DrawnResult
@@ -121,7 +121,7 @@ class Simplex(DrawnResult):
         drawn = self.plot(ax := figure.subplots(), quantity=quantity)
         if self.weights.shape[1] == 3 and drawn is not None:
             figure.colorbar(drawn, ax=ax, label=quantity, format="%.3g")
-        return resized(figure, width, font_size)
+        return resized_figure(figure, width, font_size)
 
     def headline_lines(self) -> list[str]:
         """Sentences on the barrier between the networks: its height, and whether to average them."""

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from flatscope.charts import Bars, finite_or_nan
 from flatscope.errors import InputError, UnknownNameError, refuse_unknown
-from flatscope.formatting import labelled, number
+from flatscope.formatting import measure_label, number
 from flatscope.headlines import table_headline
 from flatscope.registry import declarations
 from flatscope.result import Result, checked_columns, columns_of, plain, reading
@@ -144,7 +144,7 @@ class Table(Result):
         whole = rows_of(self._frame, "network")
         rows = (whole if len(whole) else rows_of(self._frame, "layer")).dropna(subset="value")
         labels = [
-            " ".join(filter(None, [labelled(str(row["measure"]), str(row["options"])), str(row["layer"])]))
+            " ".join(filter(None, [measure_label(str(row["measure"]), str(row["options"])), str(row["layer"])]))
             for row in rows.to_dict("records")
         ]
         return Bars(labels, {"value": finite_or_nan(rows["value"])}, {"value": finite_or_nan(rows["stderr"])})
@@ -164,7 +164,7 @@ class Table(Result):
         frame = self._frame.assign(many=self._frame["unit"].notna() | self._frame["sample"].notna())
         for (name, options, layer, many), rows in frame.groupby(["measure", "options", "layer", "many"], sort=False):
             row = rows.iloc[0]
-            shown = labelled(str(name), str(options))
+            shown = measure_label(str(name), str(options))
             if many and len(rows) > 1:
                 of = "values" if rows["unit"].notna().all() else "samples"
                 value = f"{number(rows['value'].min())} … {number(rows['value'].max())} ({len(rows)} {of})"

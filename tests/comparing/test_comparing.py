@@ -229,7 +229,7 @@ def test_ranking_directions_and_uncertainty(found: fs.Comparison) -> None:
 
 
 def test_noise_in_the_values_is_seen_in_the_order(found: fs.Comparison) -> None:
-    from flatscope.comparing.rankings import consensus, order_text, ranked
+    from flatscope.comparing.rankings import consensus_ranking, order_in_words, ranking_of_networks
 
     entry = declarations()["margin"]
 
@@ -238,10 +238,10 @@ def test_noise_in_the_values_is_seen_in_the_order(found: fs.Comparison) -> None:
         value, stderr = {"a": 1.0 + gap, "b": 1.0}, {"a": 0.1, "b": 0.1}
         return Quantity("margin", "", entry, value, stderr, zero, zero, zero, {"a": False, "b": False})
 
-    assert order_text(ranked(quantity(1.0), ["a", "b"])) == "a > b"
-    assert order_text(ranked(quantity(0.05), ["a", "b"])) == "a ≳ b"
-    assert order_text(ranked(quantity(0.0), ["a", "b"])) == "a = b"
-    unsure = consensus([quantity(0.05)], ["a", "b"]).set_index("name")
+    assert order_in_words(ranking_of_networks(quantity(1.0), ["a", "b"])) == "a > b"
+    assert order_in_words(ranking_of_networks(quantity(0.05), ["a", "b"])) == "a ≳ b"
+    assert order_in_words(ranking_of_networks(quantity(0.0), ["a", "b"])) == "a = b"
+    unsure = consensus_ranking([quantity(0.05)], ["a", "b"]).set_index("name")
     # Normal errors of 0.1 each: Φ(0.05 / 0.1414) = 0.638.
     assert abs(unsure.loc["a", "probability_best"] - 0.638) < 0.03
     assert (unsure["rank_low"] == 1).all()

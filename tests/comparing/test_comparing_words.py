@@ -12,8 +12,8 @@ from torch import nn
 
 import flatscope as fs
 from flatscope.cli.run_compare import _names_of_checkpoints
-from flatscope.comparing.rankings import close_text, places
-from flatscope.comparing.verdicts import on_a_slope
+from flatscope.comparing.rankings import close_neighbours_in_words, places_in_words
+from flatscope.comparing.verdicts import remarks_on_slopes
 from flatscope.network_summary import NetworkSummary
 
 pytestmark = pytest.mark.fast
@@ -34,11 +34,11 @@ def test_without_classes_the_loss_says_which_network_is_undertrained() -> None:
 
 def test_a_shared_first_place_is_said_in_words() -> None:
     frame = pd.DataFrame({"name": list("abcd"), "rank": [1.5, 1.5, 3.5, 3.5], "families_first": [2, 2, 0, 0]})
-    assert places(frame) == ["tied first:", "tied first:", "tied for 3 to 4:", "tied for 3 to 4:"]
+    assert places_in_words(frame) == ["tied first:", "tied first:", "tied for 3 to 4:", "tied for 3 to 4:"]
     frame = pd.DataFrame({"name": list("abc"), "rank": [1.0, 2.5, 2.5], "families_first": [2, 1, 1]})
-    assert places(frame) == ["1.", "tied for 2 to 3:", "tied for 2 to 3:"]
+    assert places_in_words(frame) == ["1.", "tied for 2 to 3:", "tied for 2 to 3:"]
     frame = pd.DataFrame({"name": list("abc"), "rank": [2.0] * 3, "families_first": [1] * 3})
-    assert places(frame) == ["tied first:"] * 3
+    assert places_in_words(frame) == ["tied first:"] * 3
 
 
 @pytest.mark.parametrize(
@@ -61,16 +61,16 @@ def test_an_order_that_hangs_on_one_family_is_too_close_to_call() -> None:
         return {f"f{number}": np.array(given) for number, given in enumerate(ranks)}
 
     a, b, nearly = (1.0, 2.0), (2.0, 1.0), (1.4, 1.6)
-    (text,) = close_text(voices(a, a, b), ["a", "b"])
+    (text,) = close_neighbours_in_words(voices(a, a, b), ["a", "b"])
     assert text.startswith("a before b is too close to call: one family of measures more or less would turn it round.")
     assert text.endswith("Without f0 or f1, a would not be ahead.")
-    (text,) = close_text(voices(b, b, nearly, a, nearly, a), ["a", "b"])  # a leads by 0.4 of a family
+    (text,) = close_neighbours_in_words(voices(b, b, nearly, a, nearly, a), ["a", "b"])  # a leads by 0.4 of a family
     assert "Without f3 or f5" in text
-    assert close_text(voices(a, a, a, b), ["a", "b"]) == []  # ahead by two families
-    assert close_text(voices(a, a), ["a", "b"]) == []
-    assert close_text(voices(a, b), ["a", "b"]) == [], "a tie is said elsewhere"
-    assert close_text(voices(a), ["a", "b"]) == ["One family of measures alone (f0) makes this order."]
-    third = close_text(voices((1.0, 2.0, 3.0), (1.0, 3.0, 2.0), (1.0, 2.0, 3.0)), ["a", "b", "c"])
+    assert close_neighbours_in_words(voices(a, a, a, b), ["a", "b"]) == []  # ahead by two families
+    assert close_neighbours_in_words(voices(a, a), ["a", "b"]) == []
+    assert close_neighbours_in_words(voices(a, b), ["a", "b"]) == [], "a tie is said elsewhere"
+    assert close_neighbours_in_words(voices(a), ["a", "b"]) == ["One family of measures alone (f0) makes this order."]
+    third = close_neighbours_in_words(voices((1.0, 2.0, 3.0), (1.0, 3.0, 2.0), (1.0, 2.0, 3.0)), ["a", "b", "c"])
     assert [text.partition(" is too")[0] for text in third] == ["b before c"]
 
 
@@ -122,11 +122,11 @@ def summary(fall: float, decay: float = 0.0) -> NetworkSummary:
 def test_only_networks_on_a_slope_are_said_to_be() -> None:
     networks = {name: summary(fall) for name, fall in {"flat": 1e-7, "nearly": 1e-3, "steep": 0.05}.items()}
     networks |= {"unknown": summary(float("nan")), "held": summary(0.05, decay=0.01)}
-    (text,) = on_a_slope(networks)
+    (text,) = remarks_on_slopes(networks)
     assert text.code == "slope"
     assert "steep (one step down the gradient lowers the training loss from 0.1 to 0.05)" in text
     assert not any(name in text for name in ("nearly", "unknown", "held"))
-    assert on_a_slope({"flat": summary(1e-7)}) == []
+    assert remarks_on_slopes({"flat": summary(1e-7)}) == []
 
 
 @pytest.mark.parametrize("names", [["hessian_trace"], ["rho_sum", "psi_trace"], ["gradient_norm", "hessian_trace"]])

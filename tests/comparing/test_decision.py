@@ -12,8 +12,8 @@ from scipy import stats
 from torch import Tensor, nn
 
 import flatscope as fs
-from flatscope.comparing.decision import Decision, decide
-from flatscope.comparing.held_out import difference, unpaired
+from flatscope.comparing.decision import Decision, decide_network_to_keep
+from flatscope.comparing.held_out import difference_of_test_errors, unpaired_test_errors
 from flatscope.network_summary import NetworkSummary
 
 Pair = tuple[Tensor, Tensor]
@@ -246,7 +246,7 @@ def decided(wrong: list[int]) -> Decision:
         f"n{place}": NetworkSummary("", 1, 0.1, 0.0, nan, count / 400, True, n_test=400)
         for place, count in enumerate(wrong)
     }
-    return decide([*networks], [*networks], networks, unpaired(networks), True)
+    return decide_network_to_keep([*networks], [*networks], networks, unpaired_test_errors(networks), True)
 
 
 def test_many_networks_are_told_lowest_first_and_none_that_is_clearly_worse() -> None:
@@ -283,21 +283,24 @@ def test_paired_errors_are_judged_by_the_samples_on_which_one_errs(better: int, 
     n = 100
     best = np.repeat([1.0, 1.0, 0.0, 0.0], [better, both, worse, n - better - both - worse])
     other = np.repeat([0.0, 1.0, 1.0, 0.0], [better, both, worse, n - better - both - worse])
-    found = difference(best, other, paired=True)
+    found = difference_of_test_errors(best, other, paired=True)
     total = better + worse
     tail = sum(stats.binom.pmf(k, total, 0.5) for k in range(total + 1) if abs(k - total / 2) >= abs(worse - total / 2))
     assert found.p == pytest.approx(tail)
     assert found.apart == pytest.approx((worse - better) / n)
-    assert difference(best, other, paired=True, pairs=3).p == pytest.approx(min(1.0, 3 * tail))
+    assert difference_of_test_errors(best, other, paired=True, pairs=3).p == pytest.approx(min(1.0, 3 * tail))
 
 
 def test_a_chance_difference_is_called_clear_no_more_often_than_promised() -> None:
     """Two networks that err equally often, independently: clear in at most one of twenty draws of the test samples."""
     generator = np.random.default_rng(0)
-    draws = [difference(*(generator.random((2, 300)) < 0.1).astype(float), paired=True).clear for _ in range(400)]
+    draws = [
+        difference_of_test_errors(*(generator.random((2, 300)) < 0.1).astype(float), paired=True).clear
+        for _ in range(400)
+    ]
     assert np.mean(draws) < 0.06
     shifted = [
-        difference(
+        difference_of_test_errors(
             (generator.random(300) < 0.05).astype(float), (generator.random(300) < 0.2).astype(float), paired=True
         ).clear
         for _ in range(50)

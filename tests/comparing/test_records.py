@@ -6,31 +6,31 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from flatscope.comparing.records import DIFFERENCES, RANKING, difference_of, records_by_measure, table
+from flatscope.comparing.records import DIFFERENCES, RANKING, kind_of_difference, records_by_measure, records_table
 from flatscope.stats import granulated_kendall
 from flatscope.training.benchmarking.differences import (
     CHANGED,
-    agreement,
-    by_difference,
-    counting,
+    agreement_over_pairs,
+    measures_that_count,
     parts_of_population,
-    records_on,
+    records_on_population,
+    scores_by_difference,
     vote_on_the_other,
 )
 from flatscope.training.benchmarking.recipe import SETTINGS
 from flatscope.training.benchmarking.release import released_population
-from flatscope.training.benchmarking.scores import with_controls
+from flatscope.training.benchmarking.scores import population_with_controls
 
 
 @pytest.fixture(scope="module")
 def population() -> pd.DataFrame:
-    return with_controls(released_population()[0])
+    return population_with_controls(released_population()[0])
 
 
 def test_the_stored_records_are_those_of_the_released_population(population: pd.DataFrame) -> None:
-    stored = table()
+    stored = records_table()
     names = [name for name in stored["measure"].unique() if name != RANKING]
-    made = by_difference(population, names)
+    made = scores_by_difference(population, names)
     keys = ["measure", "difference"]
     both = stored.merge(made, on=keys, suffixes=("", "_made"))
     assert len(both) == len(stored) == len(made)
@@ -42,7 +42,7 @@ def test_the_stored_records_are_those_of_the_released_population(population: pd.
 def test_over_all_settings_of_one_part_it_is_granulated_kendall(population: pd.DataFrame) -> None:
     part = parts_of_population(population)[0]
     values = part.frame["rho_sum"].to_numpy(dtype=float)
-    value, error, *_ = agreement([part], [lambda i, j: np.sign(values[i] - values[j])], list(SETTINGS))
+    value, error, *_ = agreement_over_pairs([part], [lambda i, j: np.sign(values[i] - values[j])], list(SETTINGS))
     found = granulated_kendall(part.frame, "rho_sum", "gap", list(SETTINGS)).average
     assert value == pytest.approx(found.value)
     assert 2 * 1.96 * error == pytest.approx(found.high - found.low, rel=0.02)
@@ -59,7 +59,7 @@ def test_pairs_are_those_that_differ_in_one_setting_by_a_plain_loop(population: 
                 sign = np.sign((one["l2_path_norm"] - other["l2_path_norm"]) * (one["gap"] - other["gap"]))
                 agree.setdefault(changed[0], []).append(sign)
     values = part.frame["l2_path_norm"].to_numpy(dtype=float)
-    found = agreement([part], [lambda i, j: np.sign(values[i] - values[j])], CHANGED["training"])
+    found = agreement_over_pairs([part], [lambda i, j: np.sign(values[i] - values[j])], CHANGED["training"])
     assert found[0] == pytest.approx(np.mean([np.mean(signs) for signs in agree.values()]))
     assert found[2] == sum(map(len, agree.values()))
 
@@ -78,13 +78,13 @@ def test_the_question_at_hand_decides_what_a_measure_is_worth() -> None:
 def test_every_share_of_pairs_has_its_interval_and_their_number(population: pd.DataFrame) -> None:
     assert records_by_measure("training")["rho_sum"].words == "right in 51 % [48, 53] of 3,677 pairs"
     few = population[population["seed"].isin(range(0, 1024, 64)) & (population["stop"] == 0.1)]
-    record = records_on(few.assign(psi_trace=few["gap"]), "psi_trace")["architecture"]  # right in every pair
+    record = records_on_population(few.assign(psi_trace=few["gap"]), "psi_trace")["architecture"]  # right in every pair
     n = len(few) // 2  # pairs without a network in common
     assert record.psi == pytest.approx(1)
     assert record.low == pytest.approx(2 * 0.025 ** (1 / n) - 1)  # all of n right: Clopper and Pearson
     assert (record.high, record.words.split(" [")[0]) == (1, "right in 100 %")
     assert f"of {record.pairs} pairs" in record.words
-    tied = records_on(few.assign(psi_trace=1.0), "psi_trace")["architecture"]
+    tied = records_on_population(few.assign(psi_trace=1.0), "psi_trace")["architecture"]
     assert (tied.counts, tied.words) == (False, f"equal in all of {tied.pairs} pairs")
 
 
@@ -95,7 +95,7 @@ def test_the_vote_is_chosen_on_one_data_set_and_scored_on_the_other(population: 
     # What is true on one data set alone is not chosen for it: a measure that cheats there does not help.
     first = parts[0].data
     cheat = population.assign(psi_trace=np.where(population["data"] == first, population["gap"], -population["gap"]))
-    chosen = counting([p for p in parts_of_population(cheat) if p.data != first], ["psi_trace"], "width")
+    chosen = measures_that_count([p for p in parts_of_population(cheat) if p.data != first], ["psi_trace"], "width")
     assert chosen == []
     assert 0.5 < value < 1
     assert error > 0
@@ -104,7 +104,7 @@ def test_the_vote_is_chosen_on_one_data_set_and_scored_on_the_other(population: 
 
 def test_measures_that_rank_wrongly_or_have_no_direction_do_not_count(population: pd.DataFrame) -> None:
     parts = parts_of_population(population)
-    assert counting(parts, ["psi_trace", "parameter_count", "epochs", "oracle", "margin"], "training") == []
+    assert measures_that_count(parts, ["psi_trace", "parameter_count", "epochs", "oracle", "margin"], "training") == []
 
 
 @pytest.mark.parametrize(
@@ -117,4 +117,4 @@ def test_measures_that_rank_wrongly_or_have_no_direction_do_not_count(population
     ],
 )
 def test_what_networks_differ_in_is_read_off_their_modules(architectures: list[str], difference: str) -> None:
-    assert difference_of(architectures) == difference
+    assert kind_of_difference(architectures) == difference

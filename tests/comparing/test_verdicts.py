@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from flatscope.comparing.rankings import consensus, family_ranks
-from flatscope.comparing.verdicts import Quantity, differs, judge, undertrained
+from flatscope.comparing.rankings import consensus_ranking, family_ranks
+from flatscope.comparing.verdicts import Quantity, remarks_on_undertrained_networks, values_differ, verdict_on_ranking
 from flatscope.network_summary import NetworkSummary
 from flatscope.registry import declarations
 
@@ -38,48 +38,48 @@ def summary(loss: float, *, error: float = 0.0, architecture: str = "mlp", resca
 def test_curvature_ranks_networks_of_like_losses_only(factor: float, word: str) -> None:
     """Cross-entropy's curvature falls with the loss; a factor of 3 between the losses is the limit."""
     networks = {"a": summary(0.1), "b": summary(0.1 * factor)}
-    found = judge(quantity("rho_sum", 1.0, 2.0), networks, [], "cross_entropy")
+    found = verdict_on_ranking(quantity("rho_sum", 1.0, 2.0), networks, [], "cross_entropy")
     assert (found.word, found.code) == (word, "loss" if factor > 3 else "")
-    assert judge(quantity("rho_sum", 1.0, 2.0), networks, [], "mse").word == "comparable"
-    assert judge(quantity("l1_path_norm", 1.0, 2.0), networks, [], "cross_entropy").word == "comparable"
+    assert verdict_on_ranking(quantity("rho_sum", 1.0, 2.0), networks, [], "mse").word == "comparable"
+    assert verdict_on_ranking(quantity("l1_path_norm", 1.0, 2.0), networks, [], "cross_entropy").word == "comparable"
     without_classes = {name: summary(one.loss, error=math.nan) for name, one in networks.items()}
-    assert len(undertrained(without_classes)) == (factor > 3)
+    assert len(remarks_on_undertrained_networks(without_classes)) == (factor > 3)
 
 
 def test_losses_far_apart_are_said_before_what_rescaling_changes() -> None:
     networks = {"a": summary(0.1), "b": summary(0.4)}
     for name, code in (("hessian_trace", "loss"), ("kappa_trace_sum", "loss"), ("l2_norm", "rescaling")):
-        found = judge(quantity(name, 1.0, 2.0), networks, [], "cross_entropy")
+        found = verdict_on_ranking(quantity(name, 1.0, 2.0), networks, [], "cross_entropy")
         assert (found.word, found.code) == ("not comparable", code)
         assert found.reason.startswith("the training losses are a factor of 4 apart, and") == (code == "loss")
-    assert judge(quantity("hessian_trace", 1.0, 2.0), networks, [], "mse").code == "rescaling"
+    assert verdict_on_ranking(quantity("hessian_trace", 1.0, 2.0), networks, [], "mse").code == "rescaling"
     gone = {"a": summary(0.0), "b": summary(0.4)}
-    assert judge(quantity("hessian_trace", 1.0, 2.0), gone, [], "cross_entropy").code == "loss"
+    assert verdict_on_ranking(quantity("hessian_trace", 1.0, 2.0), gone, [], "cross_entropy").code == "loss"
 
 
 def test_rescalable_networks_are_ranked_by_what_rescaling_leaves_alone() -> None:
     fixed, free = ({"a": summary(0.1, rescalable=r), "b": summary(0.1, rescalable=r)} for r in (False, True))
     for name, word in (("rho_sum", "comparable"), ("kappa_trace_sum", "not comparable"), ("l2_norm", "not comparable")):
-        assert judge(quantity(name, 1.0, 2.0), free, [], "cross_entropy").word == word
-        assert judge(quantity(name, 1.0, 2.0), fixed, [], "cross_entropy").word == "comparable"
+        assert verdict_on_ranking(quantity(name, 1.0, 2.0), free, [], "cross_entropy").word == word
+        assert verdict_on_ranking(quantity(name, 1.0, 2.0), fixed, [], "cross_entropy").word == "comparable"
 
 
 def test_other_architectures_are_ranked_by_what_depends_on_the_function_alone() -> None:
     networks = {"a": summary(0.1), "b": summary(0.1, architecture="lenet")}
-    assert judge(quantity("margin", 1.0, 2.0), networks, [], "cross_entropy").word == "comparable"
-    assert judge(quantity("rho_sum", 1.0, 2.0), networks, [], "cross_entropy").word == "not comparable"
+    assert verdict_on_ranking(quantity("margin", 1.0, 2.0), networks, [], "cross_entropy").word == "comparable"
+    assert verdict_on_ranking(quantity("rho_sum", 1.0, 2.0), networks, [], "cross_entropy").word == "not comparable"
 
 
 def test_copies_differ_beyond_rounding_noise_solver_and_search_only() -> None:
-    assert not differs(quantity("rho_sum", 1.0, 1.009), "a", "b")
-    assert differs(quantity("rho_sum", 1.0, 1.011), "a", "b")
+    assert not values_differ(quantity("rho_sum", 1.0, 1.009), "a", "b")
+    assert values_differ(quantity("rho_sum", 1.0, 1.011), "a", "b")
     # Errors of both count, in squares: 4.42 (one chance in 10⁵) times √2 times 0.1 is 0.62.
-    assert not differs(quantity("rho_sum", 1.0, 1.6, stderr=0.1), "a", "b")
-    assert differs(quantity("rho_sum", 1.0, 1.7, stderr=0.1), "a", "b")
-    assert not differs(quantity("rho_sum", 1.0, 1.2, width=0.1), "a", "b")
-    assert differs(quantity("rho_sum", 1.0, 1.3, width=0.1), "a", "b")
-    assert not differs(quantity("sharpness", 1.0, 1.04, searched=True), "a", "b")
-    assert differs(quantity("sharpness", 1.0, 1.06, searched=True), "a", "b")
+    assert not values_differ(quantity("rho_sum", 1.0, 1.6, stderr=0.1), "a", "b")
+    assert values_differ(quantity("rho_sum", 1.0, 1.7, stderr=0.1), "a", "b")
+    assert not values_differ(quantity("rho_sum", 1.0, 1.2, width=0.1), "a", "b")
+    assert values_differ(quantity("rho_sum", 1.0, 1.3, width=0.1), "a", "b")
+    assert not values_differ(quantity("sharpness", 1.0, 1.04, searched=True), "a", "b")
+    assert values_differ(quantity("sharpness", 1.0, 1.06, searched=True), "a", "b")
 
 
 # One family with four measures prefers a; two families with one measure each prefer b, then c.
@@ -91,7 +91,7 @@ def test_every_family_of_measures_has_one_voice() -> None:
     assert len({one.entry.family for one in (*MANY, *FEW) if one.entry is not None}) == 3
     ranks = {family: list(voice) for family, voice in family_ranks([*MANY, *FEW], "abc").items()}
     assert ranks == {"norms": [1, 2, 3], "relative flatness": [3, 1, 2], "pac bayes": [3, 1, 2]}
-    frame = consensus([*MANY, *FEW], "abc").set_index("name")
+    frame = consensus_ranking([*MANY, *FEW], "abc").set_index("name")
     assert frame["mean_rank"].to_dict() == pytest.approx({"b": 4 / 3, "a": 7 / 3, "c": 7 / 3})
     assert frame["rank"].to_dict() == {"b": 1.0, "a": 2.5, "c": 2.5}
     assert frame["families_first"].to_dict() == {"b": 2, "a": 1, "c": 0}
@@ -101,10 +101,10 @@ def test_every_family_of_measures_has_one_voice() -> None:
 
 
 def test_more_measures_of_a_family_change_nothing() -> None:
-    few, many = (consensus([*MANY[:number], *FEW], "abc") for number in (1, 4))
+    few, many = (consensus_ranking([*MANY[:number], *FEW], "abc") for number in (1, 4))
     assert few.equals(many)
 
 
 def test_higher_is_better_where_it_is_declared() -> None:
-    frame = consensus([quantity("margin", 1.0, 3.0, 2.0)], "abc")
+    frame = consensus_ranking([quantity("margin", 1.0, 3.0, 2.0)], "abc")
     assert frame["name"].tolist() == ["b", "c", "a"]

@@ -154,7 +154,7 @@ def test_a_measure_that_changes_the_model(monkeypatch: pytest.MonkeyPatch) -> No
 
     with declared(changes_weights) as entry:
         checks.leaves_everything_untouched(entry, mlp())  # it got a copy
-        monkeypatch.setattr(problem, "replica", lambda model: model)
+        monkeypatch.setattr(problem, "independent_copy", lambda model: model)
         refused(checks.leaves_everything_untouched, entry, mlp(), match="was changed")
 
 

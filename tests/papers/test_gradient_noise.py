@@ -17,7 +17,7 @@ from scipy import stats
 from torch import Tensor, nn
 
 import flatscope as fs
-from flatscope.measures.gradient_noise import sample_gradients, vectorises
+from flatscope.measures.gradient_noise import can_vectorise_sample_gradients, sample_gradients
 from flatscope_papers.theory.mini_batch_noise import (
     GradientNoise,
     _anderson_p_value,
@@ -97,8 +97,8 @@ def test_networks_that_do_not_vectorise_are_differentiated_one_by_one() -> None:
     model = Looks().double().eval()
     ctx = fs.Context(fs.Problem(model, train=(tiny.x, tiny.y)))
     plain = fs.Context(fs.Problem(model.a, train=(tiny.x, tiny.y)))
-    assert not vectorises(ctx)
-    assert vectorises(plain)
+    assert not can_vectorise_sample_gradients(ctx)
+    assert can_vectorise_sample_gradients(plain)
     one, other = (torch.cat(list(sample_gradients(c))) for c in (ctx, plain))
     assert torch.allclose(one, other, atol=1e-13)
 

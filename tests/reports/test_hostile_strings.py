@@ -15,7 +15,7 @@ from test_report_browser import opened, pytestmark  # noqa: F401
 
 import flatscope as fs
 from flatscope.cli.run_watch import watch_run
-from flatscope.formatting import printable
+from flatscope.formatting import printable_text
 from flatscope.reports.page import report, save_figures
 from flatscope.training.checkpoint import TrainConfig
 from flatscope.training.loop import train
@@ -68,10 +68,10 @@ def test_a_string_in_any_place_is_text(browser: Any, shift: int, tmp_path: Path)
     assert all(path.parent == tmp_path / "figures" for path in figures)
     found = looked_at(browser, page)
     seen = tidy(found["text"] + found["titles"])
-    missing = {
+    missing = {  # names of files lose what turns directions
         place: text for place, text in fill.used.items()
         if any(word in place for word in SHOWN) and len(tidy(text)) > 6
-        and tidy(text) not in seen and tidy(printable(text)) not in seen  # names of files lose what turns directions
+        and tidy(text) not in seen and tidy(printable_text(text)) not in seen
     }  # fmt: skip
     assert missing == {}
     sys.stderr.write(f"{len(fill.used)} places, {refused} more refuse what they are given\n")

@@ -18,7 +18,7 @@ import typer
 from flatscope.cli.commands import ALONE, Commands
 from flatscope.cli.output import show_error, show_warning
 from flatscope.errors import FlatscopeError, InputError, lack_of_memory
-from flatscope.formatting import printable
+from flatscope.formatting import printable_text
 from flatscope.version import __version__
 
 app = typer.Typer(
@@ -89,7 +89,7 @@ def _interrupt_behind_exit(leaving: BaseException | None) -> KeyboardInterrupt |
 
 def _exit_with_error(problem: Exception, debug: bool, code: int) -> None:
     if debug:
-        sys.stderr.write(printable("".join(traceback.format_exception(problem))))
+        sys.stderr.write(printable_text("".join(traceback.format_exception(problem))))
     elif isinstance(problem, FlatscopeError):
         show_error(str(problem))
     elif words := lack_of_memory(problem):

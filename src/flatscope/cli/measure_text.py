@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from rich.cells import cell_len
 
-from flatscope.comparing.records import DIFFERENCES, records_of
+from flatscope.comparing.records import DIFFERENCES, records_of_measure
 from flatscope.definitions import explained_symbols, typical_values
 from flatscope.formulas import formula_as_text
 from flatscope.registry import COSTS, NEEDS, SEARCHES, SYMMETRIES, Declaration, declarations, family_name
@@ -57,7 +57,7 @@ def _ranking_record_lines(entry: Declaration) -> list[str]:
     """Share of pairs of released networks that the measure ranked rightly, by what the two differ in."""
     if entry.direction == "none":
         return []
-    return [f"{DIFFERENCES[name]}: {record.words}" for name, record in records_of(entry.name).items()]
+    return [f"{DIFFERENCES[name]}: {record.words}" for name, record in records_of_measure(entry.name).items()]
 
 
 def _declaration_rows(entry: Declaration) -> list[tuple[str, str]]:

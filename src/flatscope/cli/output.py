@@ -18,7 +18,7 @@ from rich.text import Text
 
 from flatscope.cli.options import OutputOptions
 from flatscope.errors import FlatscopeError, InputError
-from flatscope.formatting import printable
+from flatscope.formatting import printable_text
 
 if TYPE_CHECKING:
     from flatscope.result import Result
@@ -37,10 +37,10 @@ class Screen(Console):
 
 def _without_control_characters(shown: Any) -> Any:
     if isinstance(shown, str):
-        return printable(shown)
+        return printable_text(shown)
     if isinstance(shown, Text):
         shown = shown.copy()
-        shown.plain = printable(shown.plain)  # as long as before: what is bold stays so
+        shown.plain = printable_text(shown.plain)  # as long as before: what is bold stays so
     return shown
 
 
@@ -188,13 +188,13 @@ def _write_result_files(
 
 def show_text(text: str, err: bool = False) -> None:
     """Lines on stdout, or stderr, as wide as they are: what somebody else may have written among them."""
-    typer.echo(printable(text), err=err)
+    typer.echo(printable_text(text), err=err)
 
 
 def show_headline(headline: str) -> None:
     """The answer first, its first line in bold."""
     for number, line in enumerate(headline.splitlines()):
-        stdout_screen().print(Text(printable(line), style="" if number else "bold"))
+        stdout_screen().print(Text(printable_text(line), style="" if number else "bold"))
 
 
 def show_grid(header: Sequence[str], rows: Iterable[Sequence[str | Text]], title: str = "", edge: bool = True) -> None:
@@ -207,7 +207,7 @@ def show_grid(header: Sequence[str], rows: Iterable[Sequence[str | Text]], title
     shown = [
         [_without_control_characters(Text(cell) if isinstance(cell, str) else cell) for cell in row] for row in rows
     ]
-    header, title = [printable(name) for name in header], printable(title)
+    header, title = [printable_text(name) for name in header], printable_text(title)
     widths = [
         max(map(_longest_word_width, column)) for column in zip([Text(name) for name in header], *shown, strict=True)
     ]

@@ -14,14 +14,14 @@ from torch import nn
 
 from flatscope.comparing.comparison import Comparison
 from flatscope.comparing.copies import TOLERANCE, find_copies
-from flatscope.comparing.held_out import HeldOut, held_out
+from flatscope.comparing.held_out import HeldOut, paired_test_errors
 from flatscope.context import Context, Effort, make_effort
 from flatscope.errors import FlatscopeError, InputError, Interrupted, NotApplicable
-from flatscope.formatting import printable
-from flatscope.input_checks import NOTHING_HELD_OUT, model_fix
+from flatscope.formatting import printable_text
+from flatscope.input_checks import NOTHING_HELD_OUT, advice_on_model
 from flatscope.isolation import own_settings, untouched_randomness
 from flatscope.loss import PerSample
-from flatscope.measuring import INTERRUPTED, Options, measure, not_done
+from flatscope.measuring import INTERRUPTED, Options, measure, rows_not_done
 from flatscope.network_summary import NetworkSummary
 from flatscope.problem import Problem
 from flatscope.progress import progress
@@ -89,7 +89,7 @@ def compare(
     """
     chosen, begun = select(names), time.perf_counter()
     whole = make_effort(precision, budget, memory, curvature)
-    problems = _problems(networks, data, test, loss)
+    problems = _problems_by_name(networks, data, test, loss)
     _refuse_other_data(problems)
     problems = {name: problem.in_double() for name, problem in problems.items()}
     folded = {name: _without_batchnorm(problem) for name, problem in problems.items()}
@@ -97,20 +97,20 @@ def compare(
     summaries, late = _summaries(contexts, folded, whole)
     with _in_time(whole, problems):
         alone = all(problem.ranks.size == 1 for problem in problems.values())  # others would wait for one that gives up
-        copies = find_copies(folded, tolerance, problems, partial(_give_up, whole) if alone else None)
+        copies = find_copies(folded, tolerance, problems, partial(_refuse_short_budget, whole) if alone else None)
     tables: dict[str, Table] = {}
     stopped = ""
     distinct = [name for name in problems if name not in {pair.second for pair in copies}]
-    tests = held_out(contexts, summaries, distinct)
+    tests = paired_test_errors(contexts, summaries, distinct)
     with progress("Comparing", total=len(problems), lines=True) as advance:
         for number, (name, problem) in enumerate(problems.items(), 1):
             advance(0, note=f"{name} ({number} of {len(problems)})", coming=1)
-            effort = _share(whole, len(contexts))
+            effort = _share_of_effort(whole, len(contexts))
             context = contexts.pop(name)
             context.effort = effort
             try:
-                if reason := INTERRUPTED if stopped else NO_TIME if problem.ranks.anywhere(_is_over(whole)) else "":
-                    tables[name] = Table([row for entry in chosen for row in not_done(context, entry, reason, {})])
+                if reason := INTERRUPTED if stopped else NO_TIME if problem.ranks.anywhere(_time_is_up(whole)) else "":
+                    tables[name] = Table([row for entry in chosen for row in rows_not_done(context, entry, reason, {})])
                 else:
                     tables[name] = measure(problem, [entry.name for entry in chosen], options=options, context=context)
             except Interrupted as stop:
@@ -121,7 +121,7 @@ def compare(
             tables[name].meta["name"] = name
             advance(1)
     meta = {
-        **_meta(next(iter(problems.values())), tests),
+        **_comparison_meta(next(iter(problems.values())), tests),
         "seed": seed,
         "tolerance": tolerance,
         "confidence": confidence,
@@ -134,7 +134,7 @@ def compare(
     return comparison
 
 
-def _meta(problem: Problem, tests: HeldOut | None) -> dict[str, Any]:
+def _comparison_meta(problem: Problem, tests: HeldOut | None) -> dict[str, Any]:
     """Version, loss, numbers of samples and test errors; but for the last the same for all networks."""
     return {
         "version": __version__,
@@ -179,7 +179,7 @@ def _in_time(effort: Effort, problems: Mapping[str, Problem]) -> Iterator[None]:
     try:
         yield
     except NotApplicable as problem:
-        if not _is_over(effort):
+        if not _time_is_up(effort):
             raise
         n = next(iter(problems.values())).n_train
         expected = f"time for the losses of all networks on {n:,} samples, and to see which are one function"
@@ -187,17 +187,17 @@ def _in_time(effort: Effort, problems: Mapping[str, Problem]) -> Iterator[None]:
         raise InputError(expected, got, "compare", fix) from problem
 
 
-def _is_over(effort: Effort) -> bool:
+def _time_is_up(effort: Effort) -> bool:
     """True if the time of the whole comparison is up, with what may be taken over it."""
     return effort.last is not None and time.monotonic() > effort.last
 
 
-def _give_up(effort: Effort) -> None:
-    if _is_over(effort):
+def _refuse_short_budget(effort: Effort) -> None:
+    if _time_is_up(effort):
         raise NotApplicable("the time was up before it was done")
 
 
-def _share(whole: Effort, networks: int) -> Effort:
+def _share_of_effort(whole: Effort, networks: int) -> Effort:
     """The effort for the next of so many networks: an equal share of the time that is left, none past the whole."""
     if whole.end is None or whole.last is None:
         return whole
@@ -206,10 +206,10 @@ def _share(whole: Effort, networks: int) -> Effort:
     return replace(effort, last=min(effort.last or whole.last, whole.last))
 
 
-def _problems(networks: Networks, data: Any, test: Any, loss: str | PerSample) -> dict[str, Problem]:
+def _problems_by_name(networks: Networks, data: Any, test: Any, loss: str | PerSample) -> dict[str, Problem]:
     """Everything as problems, by name."""
     if isinstance(networks, Mapping):
-        named = {printable(str(name)): given for name, given in networks.items()}
+        named = {printable_text(str(name)): given for name, given in networks.items()}
     elif isinstance(networks, Sequence):
         named = {f"network {number}": given for number, given in enumerate(networks, 1)}
     else:
@@ -236,7 +236,7 @@ def _problems(networks: Networks, data: Any, test: Any, loss: str | PerSample) -
                 problem.where = f"{name}, {problem.where}" if problem.where else name
                 raise
         else:
-            fix = model_fix(given)
+            fix = advice_on_model(given)
             raise InputError("a Problem or a torch.nn.Module", type(given).__name__, f"compare, {name}", fix)
     return found
 

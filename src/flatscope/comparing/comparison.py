@@ -13,22 +13,27 @@ import pandas as pd
 
 from flatscope.charts import Bars
 from flatscope.comparing import rankings
-from flatscope.comparing.conclusion import Compared, Conclusion, conclude
-from flatscope.comparing.decision import Decision, decide, untried_words, worth_words
-from flatscope.comparing.held_out import HeldOut, overlap_remarks, unpaired
+from flatscope.comparing.conclusion import Compared, Conclusion, conclude_which_is_flatter
+from flatscope.comparing.decision import (
+    Decision,
+    decide_network_to_keep,
+    ranking_record_in_words,
+    untried_loss_in_words,
+)
+from flatscope.comparing.held_out import HeldOut, overlap_remarks, unpaired_test_errors
 from flatscope.comparing.losses import AT_EQUAL_LOSS, loss_remark
-from flatscope.comparing.records import difference_of, records_by_measure
+from flatscope.comparing.records import kind_of_difference, records_by_measure
 from flatscope.comparing.remarks import Remark
 from flatscope.comparing.verdicts import (
     Quantity,
     SameFunction,
     Verdict,
-    differs,
-    judge,
-    on_a_slope,
-    out_of_time,
-    quantities,
-    undertrained,
+    network_wide_quantities,
+    remarks_on_slopes,
+    remarks_on_time_limit,
+    remarks_on_undertrained_networks,
+    values_differ,
+    verdict_on_ranking,
 )
 from flatscope.errors import InputError, NotApplicable, UnknownNameError
 from flatscope.formatting import number
@@ -84,10 +89,10 @@ class Comparison(Result):
         self.networks = dict(networks)
         self.same_function = list(same_function)
         self.meta: dict[str, Any] = plain(meta or {})
-        self._quantities = {quantity.label: quantity for quantity in quantities(self.tables)}
+        self._quantities = {quantity.label: quantity for quantity in network_wide_quantities(self.tables)}
         loss = str(self.meta.get("loss", ""))
         self._verdicts = {
-            label: judge(quantity, self.networks, self.same_function, loss)
+            label: verdict_on_ranking(quantity, self.networks, self.same_function, loss)
             for label, quantity in self._quantities.items()
         }
 
@@ -120,7 +125,7 @@ class Comparison(Result):
     @property
     def difference(self) -> str:
         """Kind of difference between the networks by their modules: "training", "width" or "architecture"."""
-        return difference_of(self.networks[name].architecture for name in self.distinct)
+        return kind_of_difference(self.networks[name].architecture for name in self.distinct)
 
     @property
     def counting(self) -> list[str]:
@@ -138,14 +143,16 @@ class Comparison(Result):
     def tests(self) -> HeldOut | None:
         """The test errors of the distinct networks: paired tests where they were compared sample by sample; or None."""
         if "tests" not in self.meta:
-            return unpaired({name: self.networks[name] for name in self.distinct}, int(self.meta.get("n_test") or 0))
+            return unpaired_test_errors(
+                {name: self.networks[name] for name in self.distinct}, int(self.meta.get("n_test") or 0)
+            )
         return None if self.meta["tests"] is None else HeldOut.from_dict(self.meta["tests"])
 
     @property
     def decision(self) -> Decision:
         """Which network to keep, or what to do before that can be said."""
         is_new, overlap = not self.meta.get("nothing_held_out"), Overlap.from_meta(self.meta)
-        return decide(self.names, self.distinct, self.networks, self.tests, is_new, overlap)
+        return decide_network_to_keep(self.names, self.distinct, self.networks, self.tests, is_new, overlap)
 
     @property
     def conclusion(self) -> Conclusion:
@@ -153,13 +160,15 @@ class Comparison(Result):
         comparable, counting = ([self._quantities[n] for n in names] for names in (self.comparable, self.counting))
         refused, loss = self.not_comparable(), str(self.meta.get("loss", ""))
         tests = self.tests
-        return conclude(Compared(self.names, self.distinct, self.networks, tests, comparable, counting, refused, loss))
+        return conclude_which_is_flatter(
+            Compared(self.names, self.distinct, self.networks, tests, comparable, counting, refused, loss)
+        )
 
     def moved_between_copies(self) -> list[str]:
         """Measures that differ between networks that are the same function: they mean nothing for the ranking."""
         pairs = [(pair.first, pair.second) for pair in self.same_function]
         usable = [(label, q) for label, q in self._quantities.items() if self._verdicts[label].word != "no value"]
-        return [label for label, q in usable if any(differs(q, *pair) for pair in pairs)]
+        return [label for label, q in usable if any(values_differ(q, *pair) for pair in pairs)]
 
     def ranking(self, measure: str | None = None) -> pd.DataFrame:
         """The networks, best first, with intervals of their ranks; copies are left out.
@@ -175,11 +184,13 @@ class Comparison(Result):
             if not self.counting:
                 fix = "Ask for l2_path_norm or perturbation_robustness, or decide by held-out data"
                 raise NotApplicable("a measure that counts here", "none", where="ranking", fix=fix)
-            return rankings.consensus([self._quantities[label] for label in self.counting], self.distinct, level)
+            return rankings.consensus_ranking(
+                [self._quantities[label] for label in self.counting], self.distinct, level
+            )
         quantity = self._quantity(measure)
         if (verdict := self._verdicts[quantity.label]).word in ("no value", "no direction"):
             raise NotApplicable(f"a measure that can rank: {verdict.reason}", measure, where="ranking")
-        return rankings.ranked(quantity, self.distinct, level).to_frame()
+        return rankings.ranking_of_networks(quantity, self.distinct, level).to_frame()
 
     def agreement(self, everything: bool = False) -> pd.DataFrame:
         """Kendall's tau-b between the rankings of every two measures, over the distinct functions.
@@ -189,14 +200,16 @@ class Comparison(Result):
         """
         words = ("comparable", "not comparable") if everything else ("comparable",)
         chosen = [q for label, q in self._quantities.items() if self._verdicts[label].word in words]
-        return rankings.agreement(chosen, self.distinct)
+        return rankings.agreement_of_rankings(chosen, self.distinct)
 
     def orders(self, word: str = "comparable") -> dict[str, list[str]]:
         """Which orders of the networks the measures give, best first, and which measures give each."""
         found: dict[str, list[str]] = {}
         for label, quantity in self._quantities.items():
             if self._verdicts[label].word == word and len(self.distinct) > 1:
-                found.setdefault(rankings.order_text(rankings.ranked(quantity, self.distinct)), []).append(label)
+                found.setdefault(
+                    rankings.order_in_words(rankings.ranking_of_networks(quantity, self.distinct)), []
+                ).append(label)
         return dict(sorted(found.items(), key=lambda item: -len(item[1])))
 
     @property
@@ -206,7 +219,7 @@ class Comparison(Result):
         for label, quantity in self._quantities.items():
             verdict = self._verdicts[label]
             orderable = verdict.word in ("comparable", "not comparable") and len(self.distinct) > 1
-            order = rankings.order_text(rankings.ranked(quantity, self.distinct)) if orderable else ""
+            order = rankings.order_in_words(rankings.ranking_of_networks(quantity, self.distinct)) if orderable else ""
             rows.append([label, *quantity.value.values(), order, verdict.word, verdict.reason])
         columns = ["measure", *self.names, "order", "verdict", "reason"]
         return pd.DataFrame(rows, columns=columns).set_index("measure")
@@ -229,7 +242,7 @@ class Comparison(Result):
             verdict = self._verdicts[label]
             places: dict[str, list[float]] = {}
             if verdict.word in ("comparable", "not comparable"):
-                found = rankings.ranked(quantity, self.distinct, level).to_frame()
+                found = rankings.ranking_of_networks(quantity, self.distinct, level).to_frame()
                 places = dict(zip(found["name"], found[ranks].to_numpy().tolist(), strict=True))
             for name in self.names:
                 numbers = [quantity.value[name], quantity.stderr[name], quantity.data_stderr[name]]
@@ -247,8 +260,8 @@ class Comparison(Result):
             text = "Different for networks that are one function, and so without meaning for the ranking"
             found.append(Remark("moved", f"{text}: {', '.join(moved)}."))
         found += loss_remark(self.networks, str(self.meta.get("loss", "")))
-        found += undertrained(self.networks) + on_a_slope(self.networks)
-        found += out_of_time(self._quantities.values(), self.meta.get("not_looked", []))
+        found += remarks_on_undertrained_networks(self.networks) + remarks_on_slopes(self.networks)
+        found += remarks_on_time_limit(self._quantities.values(), self.meta.get("not_looked", []))
         if len({network.architecture for network in self.networks.values()}) > 1:
             text = "The architectures differ: only measures of the function itself are comparable."
             found.append(Remark("architecture", text))
@@ -261,7 +274,11 @@ class Comparison(Result):
             names = [self._recorded(label) for label in self.counting]
             classes = not any(math.isnan(self.networks[name].error) for name in self.distinct)
             found = self.conclusion
-            worth = worth_words(self.difference, names) if classes else untried_words(str(self.meta.get("loss", "")))
+            worth = (
+                ranking_record_in_words(self.difference, names)
+                if classes
+                else untried_loss_in_words(str(self.meta.get("loss", "")))
+            )
             if found.code == "untold":
                 worth = worth.replace("What that is worth", "What flatness would be worth")
             lines += [str(found), worth]
@@ -279,7 +296,7 @@ class Comparison(Result):
         if self.counting:
             ranking = self.ranking()
             lines.append(f"The measures that count together ({', '.join(self.counting)}):")
-            for place, row in zip(rankings.places(ranking), ranking.itertuples(index=False), strict=True):
+            for place, row in zip(rankings.places_in_words(ranking), ranking.itertuples(index=False), strict=True):
                 voices = f"first in {row.families_first} of the {row.families} families of measures"
                 voices = "in the only family of measures" if row.families == 1 else voices
                 lines.append(
@@ -306,7 +323,7 @@ class Comparison(Result):
         originals = {pair.second: pair.first for pair in self.same_function if pair.first in self.distinct}
         lines += [f"{copy} is not ranked: it is the same function as {name}." for copy, name in originals.items()]
         voices = rankings.family_ranks([self._quantities[label] for label in self.counting], self.distinct)
-        return lines + rankings.close_text(voices, self.distinct)
+        return lines + rankings.close_neighbours_in_words(voices, self.distinct)
 
     def not_comparable(self) -> dict[str, list[str]]:
         """Reasons why measures do not rank these networks, with the measures concerned."""

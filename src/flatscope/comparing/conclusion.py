@@ -9,10 +9,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from flatscope.comparing.decision import listed, untrained_words
+from flatscope.comparing.decision import names_in_words, untrained_words
 from flatscope.comparing.held_out import HeldOut
 from flatscope.comparing.losses import AT_EQUAL_LOSS, LOSS_DECIDES, head_start, is_cross_entropy
-from flatscope.comparing.rankings import foremost
+from flatscope.comparing.rankings import networks_in_front
 from flatscope.comparing.verdicts import CLEAR_ERRORS, OTHER_ARCHITECTURE, RESCALED, Quantity
 from flatscope.formatting import with_error, written
 from flatscope.network_summary import NetworkSummary
@@ -120,16 +120,16 @@ class Compared:
         return {name: each.loss for name, each in self.networks.items()} if is_cross_entropy(self.loss) else {}
 
 
-def conclude(found: Compared) -> Conclusion:
+def conclude_which_is_flatter(found: Compared) -> Conclusion:
     """The answer between the trained networks, with what is to be said first: who is untrained or on a slope."""
     networks, distinct = found.networks, found.distinct
     raw = [name for name in distinct if networks[name].untrained]
     trained = [name for name in distinct if name not in raw]
     left_out = untrained_words(raw, networks, found.tests)
     if len(trained) < 2 <= len(distinct):
-        first = tuple(foremost(found.counting, distinct))
+        first = tuple(networks_in_front(found.counting, distinct))
         return Conclusion("untold", "", (), f"Which is flatter cannot be told: {left_out}.", first)
-    answer = flatter_of(replace(found, distinct=trained if raw else distinct))
+    answer = flatter_by_measures(replace(found, distinct=trained if raw else distinct))
     if answer.code == "untold" and LOSS_DECIDES in answer.sentence:
         answer = replace(answer, sentence=f"{answer.sentence.removesuffix('.')}: {AT_EQUAL_LOSS}.")
     if raw:
@@ -137,92 +137,108 @@ def conclude(found: Compared) -> Conclusion:
     steep = [name for name in (trained if raw else distinct) if networks[name].on_a_slope]
     if not steep or answer.code == "one function":
         return answer
-    who = f"{listed(steep)} {'is' if len(steep) == 1 else 'are'} not"
+    who = f"{names_in_words(steep)} {'is' if len(steep) == 1 else 'are'} not"
     who = "None of them is" if len(steep) == len(trained if raw else distinct) else who
     caution = f"{'its' if len(steep) == 1 else 'their'} flatness numbers describe where training stopped"
     return replace(answer, sentence=f"{who} at a minimum: {caution}. {answer.sentence}")
 
 
-def flatter_of(found: Compared) -> Conclusion:
+def flatter_by_measures(found: Compared) -> Conclusion:
     """The answer by the measures of flatness alone, one voice for every family of them."""
     distinct, losses = found.distinct, found.losses
     if len(distinct) < 2:
-        return Conclusion("one function", "", (), f"{listed(found.names)} are one function: none is flatter.")
-    first = tuple(foremost(found.counting, distinct))
-    speakers = _speakers(found.comparable)
+        return Conclusion("one function", "", (), f"{names_in_words(found.names)} are one function: none is flatter.")
+    first = tuple(networks_in_front(found.counting, distinct))
+    speakers = _representative_of_family(found.comparable)
     if not speakers:
-        return Conclusion("untold", "", (), f"Which is flatter cannot be told: {_why_untold(found.refused)}.", first)
-    voices = tuple(_voice(family_name(family), quantity, distinct, losses) for family, quantity in speakers.items())
-    ahead = _leads(speakers.values(), distinct, losses)
-    in_front = _in_front(ahead, distinct)
-    if winner := _winner(ahead, in_front, distinct):
-        return Conclusion("flatter", winner, voices, _flatter(distinct, winner, voices, first), first)
+        return Conclusion(
+            "untold", "", (), f"Which is flatter cannot be told: {_main_reason_of_refusal(found.refused)}.", first
+        )
+    voices = tuple(
+        _voice_of_family(family_name(family), quantity, distinct, losses) for family, quantity in speakers.items()
+    )
+    ahead = _clear_leads(speakers.values(), distinct, losses)
+    in_front = _networks_in_front(ahead, distinct)
+    if winner := _clear_winner(ahead, in_front, distinct):
+        return Conclusion("flatter", winner, voices, _flatter_network_in_words(distinct, winner, voices, first), first)
     if in_front and not any(pair in ahead for pair in itertools.permutations(in_front, 2)):
-        lower = _leads(speakers.values(), distinct, {})
+        lower = _clear_leads(speakers.values(), distinct, {})
         if lower == ahead:
-            return Conclusion("alike", "", voices, _alike(distinct, in_front, voices), first)
-        text = f"Which is flatter cannot be told: {_lower(_in_front(lower, distinct), voices, losses)}."
+            return Conclusion("alike", "", voices, _equally_flat_in_words(distinct, in_front, voices), first)
+        clause = _lower_loss_clause(_networks_in_front(lower, distinct), voices, losses)
+        text = f"Which is flatter cannot be told: {clause}."
         return Conclusion("untold", "", voices, text, first)
     clear = [voice for voice in voices if voice.clear]
     said = clear if len({voice.best for voice in clear}) > 1 else voices
     bests = dict.fromkeys(voice.best for voice in said)
-    text = ", but ".join(f"{name} is flatter, {_by(said, name)}" for name in bests)
+    text = ", but ".join(f"{name} is flatter, {_measures_behind_lead_in_words(said, name)}" for name in bests)
     return Conclusion("split", "", voices, f"The flatness measures disagree: {text}.", first)
 
 
-def _leads(speakers: Iterable[Quantity], names: Sequence[str], losses: Mapping[str, float]) -> set[tuple[str, str]]:
+def _clear_leads(
+    speakers: Iterable[Quantity], names: Sequence[str], losses: Mapping[str, float]
+) -> set[tuple[str, str]]:
     """Pairs of which some measure calls the first flatter."""
     measures = list(speakers)
-    return {pair for pair in itertools.permutations(names, 2) if any(_clear(q, *pair, losses) for q in measures)}
+    return {
+        pair
+        for pair in itertools.permutations(names, 2)
+        if any(_is_clearly_flatter(q, *pair, losses) for q in measures)
+    }
 
 
-def _in_front(ahead: set[tuple[str, str]], names: Sequence[str]) -> list[str]:
+def _networks_in_front(ahead: set[tuple[str, str]], names: Sequence[str]) -> list[str]:
     """Networks behind none that is ahead of them and not also behind them."""
     return [n for n in names if not any((other, n) in ahead and (n, other) not in ahead for other in names)]
 
 
-def _winner(ahead: set[tuple[str, str]], in_front: Sequence[str], names: Sequence[str]) -> str:
+def _clear_winner(ahead: set[tuple[str, str]], in_front: Sequence[str], names: Sequence[str]) -> str:
     """The network that is ahead of all others and behind none; empty where there is none."""
     rest = {name: [other for other in names if other != name] for name in in_front}
     return next((n for n in in_front if all((n, o) in ahead and (o, n) not in ahead for o in rest[n])), "")
 
 
-def _lower(best: Sequence[str], voices: Sequence[Voice], losses: Mapping[str, float]) -> str:
+def _lower_loss_clause(best: Sequence[str], voices: Sequence[Voice], losses: Mapping[str, float]) -> str:
     """Clause on lower numbers that a lower loss explains."""
     leading = next((name for name in best if any(voice.best == name for voice in voices)), best[0])
     apart = max((head_start(losses, leading, voice.next) for voice in voices if voice.best == leading), default=1.0)
-    numbers = f"{leading} has the lower numbers, {_by(voices, leading)}"
+    numbers = f"{leading} has the lower numbers, {_measures_behind_lead_in_words(voices, leading)}"
     return f"{numbers}, but its training loss is {written(apart, 3)} times lower, and {LOSS_DECIDES}"
 
 
-def _flatter(distinct: Sequence[str], winner: str, voices: Sequence[Voice], first: Sequence[str]) -> str:
+def _flatter_network_in_words(
+    distinct: Sequence[str], winner: str, voices: Sequence[Voice], first: Sequence[str]
+) -> str:
     clear = [voice for voice in voices if voice.clear and voice.best == winner]
     others = [name for name in distinct if name != winner]
     than = f"flatter than {others[0]}" if len(others) == 1 else f"the flattest of {len(distinct)} networks"
-    text = f"{winner} is {than}: {_by(clear, winner) if clear else 'no other is clearly ahead of it by any family'}"
+    none_ahead = "no other is clearly ahead of it by any family"
+    text = f"{winner} is {than}: {_measures_behind_lead_in_words(clear, winner) if clear else none_ahead}"
     if len(others) > 1 and clear:
-        text += f", ahead of {listed(list(dict.fromkeys(voice.next for voice in clear)))}"
+        text += f", ahead of {names_in_words(list(dict.fromkeys(voice.next for voice in clear)))}"
     unclear = [voice.family for voice in voices if voice not in clear]
-    undecided = f"; {listed(unclear)} {'show' if len(unclear) > 1 else 'shows'} no clear difference" if unclear else ""
+    undecided = (
+        f"; {names_in_words(unclear)} {'show' if len(unclear) > 1 else 'shows'} no clear difference" if unclear else ""
+    )
     if not first or list(first) == [winner]:
         return f"{text}{undecided}."
-    preferred = f"put {first[0]} first" if len(first) == 1 else f"do not favour any of {listed(first)}"
+    preferred = f"put {first[0]} first" if len(first) == 1 else f"do not favour any of {names_in_words(first)}"
     return f"{text}{undecided}. The measures that count in the ranking {preferred}."
 
 
-def _alike(distinct: Sequence[str], in_front: Sequence[str], voices: Sequence[Voice]) -> str:
+def _equally_flat_in_words(distinct: Sequence[str], in_front: Sequence[str], voices: Sequence[Voice]) -> str:
     if len(in_front) < len(distinct):
-        return f"No clear difference in flatness between {listed(in_front)}, which are ahead of the others."
+        return f"No clear difference in flatness between {names_in_words(in_front)}, which are ahead of the others."
     said = "; ".join(f"{voice.best} {voice}" for voice in voices)
     few = "within noise, or what two seeds of one training differ by"
     return f"No clear difference in flatness: {said}, which is {few}."
 
 
-def _by(voices: Sequence[Voice], name: str) -> str:
-    return listed([str(voice) for voice in voices if voice.best == name])
+def _measures_behind_lead_in_words(voices: Sequence[Voice], name: str) -> str:
+    return names_in_words([str(voice) for voice in voices if voice.best == name])
 
 
-def _speakers(comparable: Iterable[Quantity]) -> dict[str, Quantity]:
+def _representative_of_family(comparable: Iterable[Quantity]) -> dict[str, Quantity]:
     """One measure for each family: one with a caption, else the first of it."""
     families: dict[str, Quantity] = {}
     for quantity in comparable:
@@ -235,7 +251,7 @@ def _speakers(comparable: Iterable[Quantity]) -> dict[str, Quantity]:
     return families
 
 
-def _clear(quantity: Quantity, one: str, other: str, losses: Mapping[str, float]) -> bool:
+def _is_clearly_flatter(quantity: Quantity, one: str, other: str, losses: Mapping[str, float]) -> bool:
     """True if the first is flatter by more than noise, than a second seed makes, and than its lower loss explains."""
     lead = quantity.value[other] - quantity.value[one]
     lead -= quantity.below[other] + quantity.above[one]  # between the ends of two searches' intervals
@@ -245,11 +261,11 @@ def _clear(quantity: Quantity, one: str, other: str, losses: Mapping[str, float]
     least = min(abs(quantity.value[one]), abs(quantity.value[other]))
     if not lead > max(CLEAR_ERRORS * error, (least_factor(quantity.measure) - 1) * least):
         return False
-    factor, stderr = _factor(quantity, one, other)
+    factor, stderr = _ratio_of_values(quantity, one, other)
     return not factor - 2 * stderr <= head_start(losses, one, other)  # without a factor nothing is known
 
 
-def _factor(quantity: Quantity, one: str, other: str) -> tuple[float, float]:
+def _ratio_of_values(quantity: Quantity, one: str, other: str) -> tuple[float, float]:
     """How many times the larger value is the smaller one, with its standard error; NaN where they have no ratio."""
     low, high = sorted((quantity.value[one], quantity.value[other]))
     if low <= 0:
@@ -257,14 +273,14 @@ def _factor(quantity: Quantity, one: str, other: str) -> tuple[float, float]:
     return high / low, high / low * math.hypot(*(quantity.total_stderr(n) / quantity.value[n] for n in (one, other)))
 
 
-def _voice(family: str, quantity: Quantity, names: Sequence[str], losses: Mapping[str, float]) -> Voice:
+def _voice_of_family(family: str, quantity: Quantity, names: Sequence[str], losses: Mapping[str, float]) -> Voice:
     sign = 1 if quantity.lower_is_better else -1
     best, second = sorted(names, key=lambda name: sign * quantity.value[name])[:2]
-    clear = _clear(quantity, best, second, losses)
-    return Voice(family, quantity.label, best, second, *_factor(quantity, best, second), clear)
+    clear = _is_clearly_flatter(quantity, best, second, losses)
+    return Voice(family, quantity.label, best, second, *_ratio_of_values(quantity, best, second), clear)
 
 
-def _why_untold(refused: Mapping[str, Sequence[str]]) -> str:
+def _main_reason_of_refusal(refused: Mapping[str, Sequence[str]]) -> str:
     """The reason that keeps most flatness measures from ranking these networks, said of all of them."""
     known = declarations()
     counts: Counter[str] = Counter()

@@ -55,7 +55,7 @@ def find_copies(
                 if any(part.is_floating_point() for part in parts_of(some)):
                     if check is not None:
                         check()
-                    noisy = partial(_with_noise, size=size, generator=generator)
+                    noisy = partial(_noisy_samples, size=size, generator=generator)
                     gaps.add(each_part(some, noisy), skip=True)
             samples += len(targets)
             if samples >= MOST_SAMPLES:
@@ -64,13 +64,13 @@ def find_copies(
     for one, other in itertools.combinations(problems, 2):
         gap, far = at.relative(one, other), max(gaps.relative(one, other) for gaps in around.values())
         if gap <= tolerance and far <= FARTHER * tolerance:
-            how = _how(problems[one], problems[other]) if modules[one] == modules[other] else OTHERWISE
+            how = _way_between_copies(problems[one], problems[other]) if modules[one] == modules[other] else OTHERWISE
             looked = any(gaps.looked for gaps in around.values())
             found.append(SameFunction(one, other, gap, samples, how, around=looked))
     return found
 
 
-def _with_noise(part: Tensor, size: float, generator: torch.Generator) -> Tensor:
+def _noisy_samples(part: Tensor, size: float, generator: torch.Generator) -> Tensor:
     """Samples moved by noise of this size relative to how much their entries differ."""
     if not part.is_floating_point() or not part.numel():
         return part
@@ -110,26 +110,26 @@ class _Gaps:
         return self._gaps[one, other] / (max(self._largest[one], self._largest[other]) or 1.0)
 
 
-def _how(one: Problem, other: Problem) -> str:
+def _way_between_copies(one: Problem, other: Problem) -> str:
     """The way from one network to the other, where their path values tell it."""
     layout = {name: value.shape for name, value in one.params.items()}
     if str(one.model) != str(other.model) or layout != {name: value.shape for name, value in other.params.items()}:
         return OTHERWISE
-    if all(_to_rounding(one.params[name], other.params[name]) for name in layout):
+    if all(_equal_to_rounding(one.params[name], other.params[name]) for name in layout):
         return "equal weights"
     try:
         paths = BasisPaths(one.model, one.example())
         # On the skeleton of the first: two of nearly equal strength may be chosen differently after rounding.
-        if _agree(paths.values().double(), paths.values_of(other.params)):
+        if _path_values_agree(paths.values().double(), paths.values_of(other.params)):
             return "units rescaled"
-        if _agree(_sorted_values(paths), _sorted_values(BasisPaths(other.model, other.example()))):
+        if _path_values_agree(_sorted_values(paths), _sorted_values(BasisPaths(other.model, other.example()))):
             return "units rescaled and exchanged"
     except FlatscopeError:
         pass  # a zero weight on every way through a unit, or a network that cannot be traced: no path values
     return OTHERWISE
 
 
-def _to_rounding(one: Tensor, other: Tensor) -> bool:
+def _equal_to_rounding(one: Tensor, other: Tensor) -> bool:
     """Equal up to what folding a BatchNorm in float32 leaves."""
     return not one.numel() or float((one - other).abs().max()) <= 1e-6 * float(one.abs().max())
 
@@ -138,5 +138,5 @@ def _sorted_values(paths: BasisPaths) -> Tensor:
     return paths.values().double().sort().values
 
 
-def _agree(one: Tensor, other: Tensor) -> bool:
+def _path_values_agree(one: Tensor, other: Tensor) -> bool:
     return one.shape == other.shape and torch.allclose(one, other, rtol=_SAME_PATH, atol=0.0)

@@ -38,7 +38,7 @@ class Decision:
         return self.sentence
 
 
-def decide(
+def decide_network_to_keep(
     names: Sequence[str],
     distinct: Sequence[str],
     networks: Mapping[str, NetworkSummary],
@@ -57,12 +57,16 @@ def decide(
         overlap: how many of them are training samples all the same; None where nobody looked.
     """
     if len(distinct) < 2:
-        text = f"Keep {'either' if len(names) == 2 else 'any'}: {listed(names)} are one and the same function."
+        text = f"Keep {'either' if len(names) == 2 else 'any'}: {names_in_words(names)} are one and the same function."
         return Decision("one function", tuple(names), text)
     usable = tests if is_new and not (overlap is not None and overlap.leaked) else None
-    able = able_at_a_high_loss(distinct, networks, usable)
-    if not able and (untrained := _untrained(distinct, networks)):
-        told = f"; test {_many(usable)}: {first_errors(usable, distinct)}" if usable else ""
+    able = networks_able_at_high_loss(distinct, networks, usable)
+    if not able and (untrained := _reason_nothing_is_trained(distinct, networks)):
+        told = (
+            f"; test {_test_quantity_in_plural(usable)}: {first_test_errors_in_words(usable, distinct)}"
+            if usable
+            else ""
+        )
         return Decision("train on", tuple(distinct), f"Train first, or check the data: {untrained}{told}.")
     if tests is None or not is_new:
         why = "no test data were given" if tests is None else "the test samples are the training samples"
@@ -71,12 +75,12 @@ def decide(
     if overlap is not None and overlap.leaked:
         start = f"{overlap}: hold out others before you choose"
         return Decision("hold out", tuple(distinct), f"{start}, and flatness alone should not decide.")
-    found = _by_test_errors(distinct, networks, tests, able)
+    found = _decide_by_test_errors(distinct, networks, tests, able)
     scaled = [name for name in able if name in found.networks]
     return replace(found, sentence=f"{found.sentence} {_scale_words(scaled, networks)}") if scaled else found
 
 
-def able_at_a_high_loss(
+def networks_able_at_high_loss(
     names: Sequence[str], networks: Mapping[str, NetworkSummary], tests: HeldOut | None
 ) -> list[str]:
     """Networks that tell classes apart although their loss is no better than that of a constant output."""
@@ -86,11 +90,13 @@ def able_at_a_high_loss(
 
 def untrained_words(names: Sequence[str], networks: Mapping[str, NetworkSummary], tests: HeldOut | None) -> str:
     """Clause on networks whose flatness numbers mean nothing because their loss is no better than a constant's."""
-    able = able_at_a_high_loss(names, networks, tests)
+    able = networks_able_at_high_loss(names, networks, tests)
     raw = [name for name in names if name not in able]
-    words = [f"{listed(raw)} {'is' if len(raw) == 1 else 'are'} not trained"] if raw else []
+    words = [f"{names_in_words(raw)} {'is' if len(raw) == 1 else 'are'} not trained"] if raw else []
     if able:
-        words.append(f"the training loss of {listed(able)} is no better than that of outputs that ignore the inputs")
+        words.append(
+            f"the training loss of {names_in_words(able)} is no better than that of outputs that ignore the inputs"
+        )
     return " and ".join(words)
 
 
@@ -103,25 +109,25 @@ def _scale_words(names: Sequence[str], networks: Mapping[str, NetworkSummary]) -
 
 def _loss_words(names: Sequence[str], networks: Mapping[str, NetworkSummary]) -> str:
     """Clause on training losses that are no better than a constant's."""
-    losses = _first([f"{name} {written(networks[name].loss, 3)}" for name in names])
+    losses = _first_few_in_words([f"{name} {written(networks[name].loss, 3)}" for name in names])
     constant = f"{written(networks[names[0]].constant, 3)}, that of outputs that ignore the inputs"
     return f"the training loss is no better than {constant} ({losses})"
 
 
-def _untrained(distinct: Sequence[str], networks: Mapping[str, NetworkSummary]) -> str:
+def _reason_nothing_is_trained(distinct: Sequence[str], networks: Mapping[str, NetworkSummary]) -> str:
     """The reason why none of the networks is trained; empty where one is."""
     lost = [name for name in distinct if networks[name].error > MOST]
     if len(lost) == len(distinct):
-        return f"{listed(distinct)} misclassify most of their own training samples"
+        return f"{names_in_words(distinct)} misclassify most of their own training samples"
     raw = [name for name in distinct if networks[name].untrained]
     rest = [name for name in distinct if name not in raw]
     if not set(rest) <= set(lost):
         return ""
     text = _loss_words(raw, networks)
-    return f"{text}, or most of the training samples are misclassified ({_first(rest)})" if rest else text
+    return f"{text}, or most of the training samples are misclassified ({_first_few_in_words(rest)})" if rest else text
 
 
-def _by_test_errors(
+def _decide_by_test_errors(
     distinct: Sequence[str], networks: Mapping[str, NetworkSummary], tests: HeldOut, able: Sequence[str]
 ) -> Decision:
     """Keep the lowest test error where it is clear; else name those not told apart, or advise to train on.
@@ -132,58 +138,60 @@ def _by_test_errors(
         tests: their test errors.
         able: those that are wrong in scale alone, which no training has to cure.
     """
-    level, many = tests.level, _many(tests)
+    level, many = tests.level, _test_quantity_in_plural(tests)
     lowest_first = sorted(distinct, key=lambda name: (tests.values[name], name != tests.best))
-    values = first_errors(tests, distinct if len(distinct) <= MOST_VALUES else lowest_first)
+    values = first_test_errors_in_words(tests, distinct if len(distinct) <= MOST_VALUES else lowest_first)
     if len(level) == 1:
         nearest = min(tests.differences.values(), key=lambda found: found.apart)
-        apart = points(tests, nearest.apart, nearest.stderr)
+        apart = difference_in_points(tests, nearest.apart, nearest.stderr)
         text = f"Keep {level[0]}: its test {tests.what} is clearly the lowest ({values}; {apart} ahead)."
         return Decision("keep", tuple(level), text)
-    steep = [name for name in level if name not in able and _learns(networks[name])]
+    steep = [name for name in level if name not in able and _training_was_broken_off(networks[name])]
     if len(steep) == len(level):
-        text = f"Train on before you choose: {listed(level)} are not at a minimum, and test {many} do not differ"
-        told = first_errors(tests, [name for name in lowest_first if name in level])
+        text = (
+            f"Train on before you choose: {names_in_words(level)} are not at a minimum, and test {many} do not differ"
+        )
+        told = first_test_errors_in_words(tests, [name for name in lowest_first if name in level])
         return Decision("train on", tuple(level), f"{text} ({told}).")
     if len(distinct) == 2:
         text = f"Keep either: test {many} do not differ ({values}); flatness should not decide."
         return Decision("either", tuple(level), text)
     best, *others = (name for name in lowest_first if name in level)
-    text = (
-        f"Keep {best}, whose test {tests.what} is the lowest ({error_words(tests, best)}), or one that cannot be told "
-    )
-    text += f"apart from it: {first_errors(tests, others)}"
+    text = f"Keep {best}, whose test {tests.what} is the lowest ({test_error_in_words(tests, best)}), or one that "
+    text += f"cannot be told apart from it: {first_test_errors_in_words(tests, others)}"
     worse = [name for name in distinct if name not in level]
     clearly = f"; {len(worse)} {'is' if len(worse) == 1 else 'are'} clearly worse" if worse else ""
     return Decision("either", tuple(level), f"{text}{clearly}. Flatness should not decide.")
 
 
-def _learns(network: NetworkSummary) -> bool:
+def _training_was_broken_off(network: NetworkSummary) -> bool:
     """True for a training that was broken off: the loss still falls, and samples are still to be learnt."""
     return network.on_a_slope and not network.error <= LEARNING
 
 
-def first_errors(tests: HeldOut, names: Sequence[str]) -> str:
+def first_test_errors_in_words(tests: HeldOut, names: Sequence[str]) -> str:
     """Test errors of the first networks, and how many there are more."""
-    return _first([f"{name} {error_words(tests, name)}" for name in names])
+    return _first_few_in_words([f"{name} {test_error_in_words(tests, name)}" for name in names])
 
 
-def _first(told: Sequence[str]) -> str:
+def _first_few_in_words(told: Sequence[str]) -> str:
     """The first of them as people list them, and how many there are more."""
-    return listed([*told[:MOST_VALUES], *([f"{len(told) - MOST_VALUES} more"] if len(told) > MOST_VALUES else [])])
+    return names_in_words(
+        [*told[:MOST_VALUES], *([f"{len(told) - MOST_VALUES} more"] if len(told) > MOST_VALUES else [])]
+    )
 
 
-def _many(tests: HeldOut) -> str:
+def _test_quantity_in_plural(tests: HeldOut) -> str:
     """What is compared, in the plural."""
     return "losses" if tests.what == "loss" else "errors"
 
 
-def error_words(tests: HeldOut, name: str) -> str:
+def test_error_in_words(tests: HeldOut, name: str) -> str:
     """The test error of a network with its standard error, `2.5 ± 0.8 %`; the loss without classes."""
-    return points(tests, tests.values[name], tests.errors[name], unit=" %")
+    return difference_in_points(tests, tests.values[name], tests.errors[name], unit=" %")
 
 
-def points(tests: HeldOut, value: float, stderr: float, unit: str = " points") -> str:
+def difference_in_points(tests: HeldOut, value: float, stderr: float, unit: str = " points") -> str:
     """A difference of test errors in points, or of losses."""
     scale, unit = (100, unit) if tests.what == "error" else (1, "")
     if not stderr > 0:
@@ -196,7 +204,7 @@ def points(tests: HeldOut, value: float, stderr: float, unit: str = " points") -
     return f"{shown} ± {error}{unit}"
 
 
-def worth_words(difference: str, counting: Sequence[str]) -> str:
+def ranking_record_in_words(difference: str, counting: Sequence[str]) -> str:
     """Sentence on how often the measures ranked released networks that differ like these rightly.
 
     Args:
@@ -215,13 +223,13 @@ def worth_words(difference: str, counting: Sequence[str]) -> str:
     return f"What that is worth, for {asked}, on 1,024 small networks: {told}."
 
 
-def untried_words(loss: str) -> str:
-    """Sentence in place of `worth_words` where there are no classes, with what was not tried."""
+def untried_loss_in_words(loss: str) -> str:
+    """Sentence in place of `ranking_record_in_words` where there are no classes, with what was not tried."""
     what = UNTRIED.get(loss, "with this loss")
     return f"What that is worth was not tried {what}: the record is of small image classifiers."
 
 
-def listed(names: Sequence[str], word: str = "and") -> str:
+def names_in_words(names: Sequence[str], word: str = "and") -> str:
     """Names as people list them."""
     *first, last = names
     return f"{', '.join(first)} {word} {last}" if first else last

@@ -96,7 +96,7 @@ def overlap_remarks(meta: Mapping[str, Any]) -> list[str]:
     return [found.remark] if found and found.remark else []
 
 
-def held_out(
+def paired_test_errors(
     contexts: Mapping[str, Context], summaries: Mapping[str, NetworkSummary], distinct: list[str]
 ) -> HeldOut | None:
     """Paired tests between the best and every other network on the test samples; None without any.
@@ -113,7 +113,7 @@ def held_out(
     read = {name: getattr(summaries[name], f"test_{what}") for name in distinct}
     if not all(map(math.isfinite, read.values())):
         return None
-    samples = {name: _per_sample(contexts[name], what) for name in distinct}
+    samples = {name: _test_values_per_sample(contexts[name], what) for name in distinct}
     generators = [generator for name in distinct for generator in contexts[name].problem.generators]
     with untouched_randomness(generators):
         again = [contexts[name].problem.test for name in distinct for _ in range(2)]
@@ -121,7 +121,9 @@ def held_out(
     best = min(read, key=lambda name: read[name])
     pairs = len(distinct) * (len(distinct) - 1) // 2
     differences = {
-        name: difference(samples[best], samples[name], paired=paired, pairs=pairs) for name in distinct if name != best
+        name: difference_of_test_errors(samples[best], samples[name], paired=paired, pairs=pairs)
+        for name in distinct
+        if name != best
     }
     errors = {name: float(values.std(ddof=1) / math.sqrt(len(values))) for name, values in samples.items()}
     asked = what == "error" and any(summaries[name].untrained for name in distinct)
@@ -137,7 +139,7 @@ def _constant_error(samples: Samples) -> float:
     return 1 - int(classes.unique(return_counts=True)[1].max()) / len(classes)
 
 
-def unpaired(summaries: Mapping[str, NetworkSummary], n_test: int = 0) -> HeldOut | None:
+def unpaired_test_errors(summaries: Mapping[str, NetworkSummary], n_test: int = 0) -> HeldOut | None:
     """The same of test errors alone, as if networks erred independently; None where some are not known."""
     rates = {name: summary.test_error for name, summary in summaries.items()}
     n = min(summary.n_test or n_test for summary in summaries.values())
@@ -146,13 +148,15 @@ def unpaired(summaries: Mapping[str, NetworkSummary], n_test: int = 0) -> HeldOu
     samples = {name: np.repeat([1.0, 0.0], [round(rate * n), n - round(rate * n)]) for name, rate in rates.items()}
     best, pairs = min(rates, key=lambda name: rates[name]), len(rates) * (len(rates) - 1) // 2
     differences = {
-        name: difference(samples[best], samples[name], paired=False, pairs=pairs) for name in rates if name != best
+        name: difference_of_test_errors(samples[best], samples[name], paired=False, pairs=pairs)
+        for name in rates
+        if name != best
     }
     errors = {name: math.sqrt(rate * (1 - rate) / n) for name, rate in rates.items()}
     return HeldOut("error", n, best, rates, errors, differences)
 
 
-def difference(best: np.ndarray, other: np.ndarray, *, paired: bool, pairs: int = 1) -> Difference:
+def difference_of_test_errors(best: np.ndarray, other: np.ndarray, *, paired: bool, pairs: int = 1) -> Difference:
     """The difference of two networks' means over test samples, and how likely chance makes it as large.
 
     Args:
@@ -183,7 +187,7 @@ def difference(best: np.ndarray, other: np.ndarray, *, paired: bool, pairs: int 
     return Difference(apart, stderr, min(1.0, 1.0 if math.isnan(p) else p * pairs), paired)
 
 
-def _per_sample(context: Context, what: str) -> np.ndarray:
+def _test_values_per_sample(context: Context, what: str) -> np.ndarray:
     scores = context.scores("test")
     found: Tensor = scores.losses if what == "loss" or scores.margins is None else (scores.margins <= 0).double()
     return found.numpy()

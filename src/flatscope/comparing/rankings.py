@@ -18,7 +18,7 @@ DRAWS = 4_000
 _SURE = 0.975  # probability of being better with which a place in an order is called certain
 
 
-def ranked(quantity: Quantity, names: Sequence[str], confidence: float = 0.95) -> Ranking:
+def ranking_of_networks(quantity: Quantity, names: Sequence[str], confidence: float = 0.95) -> Ranking:
     """These networks by one measure; errors of estimator and data count, as if independent between networks.
 
     All networks are measured on the same samples with the same random numbers, so their errors go together and the
@@ -36,7 +36,7 @@ def ranked(quantity: Quantity, names: Sequence[str], confidence: float = 0.95) -
     )
 
 
-def consensus(found: Sequence[Quantity], names: Sequence[str], confidence: float = 0.95) -> pd.DataFrame:
+def consensus_ranking(found: Sequence[Quantity], names: Sequence[str], confidence: float = 0.95) -> pd.DataFrame:
     """The networks by their mean rank over families of measures, best first.
 
     Measures of one family (those of one file: all path norms, all of relative flatness) say much the same, so ranks are
@@ -46,13 +46,13 @@ def consensus(found: Sequence[Quantity], names: Sequence[str], confidence: float
 
     from flatscope.stats.estimate import rank_spread
 
-    families = _by_family(found)
+    families = _quantities_by_family(found)
     drawn = np.zeros((DRAWS, len(names)))
     for family, members in enumerate(families.values()):
         for place, quantity in enumerate(members):
             spread = np.array([quantity.total_stderr(name) for name in names])
             noise = np.random.default_rng([family, place]).standard_normal((DRAWS, len(names)))
-            noisy = rankdata(_badness(quantity, names) + spread * noise, axis=1)
+            noisy = rankdata(_lower_is_better_values(quantity, names) + spread * noise, axis=1)
             drawn += noisy / (len(members) * len(families))
     voices = np.array(list(family_ranks(found, names).values()))  # (families, networks)
     means, first = voices.mean(axis=0), (voices == voices.min(axis=1, keepdims=True)).sum(axis=0)
@@ -77,19 +77,19 @@ def family_ranks(found: Sequence[Quantity], names: Sequence[str]) -> dict[str, n
     from scipy.stats import rankdata
 
     return {
-        family: np.mean([rankdata(_badness(quantity, names)) for quantity in members], axis=0)
-        for family, members in _by_family(found).items()
+        family: np.mean([rankdata(_lower_is_better_values(quantity, names)) for quantity in members], axis=0)
+        for family, members in _quantities_by_family(found).items()
     }
 
 
-def foremost(found: Sequence[Quantity], names: Sequence[str]) -> list[str]:
+def networks_in_front(found: Sequence[Quantity], names: Sequence[str]) -> list[str]:
     """Who has the lowest mean rank over the families; several where it is shared, none without a family."""
     voices = family_ranks(found, names)
     means = np.mean(list(voices.values()), axis=0).round(9) if voices else np.array([])
     return [name for name, mean in zip(names, means, strict=False) if mean == means.min()]
 
 
-def close_text(voices: Mapping[str, np.ndarray], names: Sequence[str]) -> list[str]:
+def close_neighbours_in_words(voices: Mapping[str, np.ndarray], names: Sequence[str]) -> list[str]:
     """Neighbours in the order by mean rank that would not be in this order without some one family, a sentence each.
 
     Args:
@@ -112,7 +112,7 @@ def close_text(voices: Mapping[str, np.ndarray], names: Sequence[str]) -> list[s
     return sentences
 
 
-def _by_family(found: Sequence[Quantity]) -> dict[str, list[Quantity]]:
+def _quantities_by_family(found: Sequence[Quantity]) -> dict[str, list[Quantity]]:
     families: dict[str, list[Quantity]] = {}
     for quantity in found:
         if quantity.entry is not None:
@@ -120,13 +120,13 @@ def _by_family(found: Sequence[Quantity]) -> dict[str, list[Quantity]]:
     return dict(sorted(families.items()))
 
 
-def _badness(quantity: Quantity, names: Sequence[str]) -> np.ndarray:
+def _lower_is_better_values(quantity: Quantity, names: Sequence[str]) -> np.ndarray:
     """Values (networks,), lower is better."""
     return np.array([quantity.value[name] for name in names]) * (1 if quantity.lower_is_better else -1)
 
 
-def places(ranking: pd.DataFrame) -> list[str]:
-    """The place of each row of `consensus` in words: "1.", "tied first:", "tied for 2 to 3:"."""
+def places_in_words(ranking: pd.DataFrame) -> list[str]:
+    """The place of each row of `consensus_ranking` in words: "1.", "tied first:", "tied for 2 to 3:"."""
     shared = ranking["rank"].map(ranking["rank"].value_counts())
     words = []
     for rank, networks in zip(ranking["rank"], shared, strict=True):
@@ -136,12 +136,12 @@ def places(ranking: pd.DataFrame) -> list[str]:
     return words
 
 
-def agreement(found: Sequence[Quantity], names: Sequence[str]) -> pd.DataFrame:
+def agreement_of_rankings(found: Sequence[Quantity], names: Sequence[str]) -> pd.DataFrame:
     """Kendall's tau-b between the rankings of every two measures; NaN where one does not tell networks apart."""
-    return pd.DataFrame({q.label: _badness(q, names) for q in found}).corr(method="kendall")
+    return pd.DataFrame({q.label: _lower_is_better_values(q, names) for q in found}).corr(method="kendall")
 
 
-def order_text(ranking: Ranking) -> str:
+def order_in_words(ranking: Ranking) -> str:
     """Best first: `a > b`, better for certain; `a ≳ b`, noise could turn it round; `a = b`, equal values."""
     order = np.argsort(ranking.rank, kind="stable")
     text = str(ranking.names[order[0]])

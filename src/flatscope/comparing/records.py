@@ -78,7 +78,7 @@ def share_words(psi: float, low: float, high: float) -> str:
 
 
 @functools.cache
-def table() -> pd.DataFrame:
+def records_table() -> pd.DataFrame:
     """All records, a row per measure and difference."""
     with (files(__package__) / FILE).open(encoding="utf-8") as text:
         return pd.read_csv(text).astype(COLUMNS)
@@ -87,18 +87,18 @@ def table() -> pd.DataFrame:
 @functools.cache
 def records_by_measure(difference: str) -> dict[str, Record]:
     """The records of the measures for one kind of difference, in the order of the table; others are missing."""
-    rows = table()[table()["difference"] == difference].dropna(subset="psi")
+    rows = records_table()[records_table()["difference"] == difference].dropna(subset="psi")
     columns = [rows[name].tolist() for name in ("measure", "psi", "low", "high", "pairs")]
     return {name: Record(*numbers) for name, *numbers in zip(*columns, strict=True)}
 
 
-def records_of(measure: str) -> dict[str, Record]:
+def records_of_measure(measure: str) -> dict[str, Record]:
     """The records of one measure by what the networks differ in; empty where it was not scored."""
     known = {difference: records_by_measure(difference).get(measure) for difference in DIFFERENCES}
     return {difference: record for difference, record in known.items() if record is not None}
 
 
-def difference_of(architectures: Iterable[str]) -> str:
+def kind_of_difference(architectures: Iterable[str]) -> str:
     """The kind of difference between networks of which these are the modules, as text.
 
     Networks of one architecture may differ in their start or their labels as well, which nobody can see in them.

@@ -10,11 +10,11 @@ from typing import Any
 
 from flatscope.comparing.losses import LOSS_DECIDES, loss_factor, loss_rule
 from flatscope.comparing.remarks import Remark
-from flatscope.formatting import labelled, number, within
+from flatscope.formatting import measure_label, number, within
 from flatscope.network_summary import NetworkSummary
 from flatscope.registry import Declaration, declarations
 from flatscope.rows import rows_of
-from flatscope.significance import Readings, excess
+from flatscope.significance import Readings, change_over_noise
 from flatscope.table import Table
 
 _KEYS = ["measure", "options"]
@@ -44,7 +44,7 @@ class Quantity:
     @property
     def label(self) -> str:
         """Name and options, as people write them."""
-        return labelled(self.measure, self.options)
+        return measure_label(self.measure, self.options)
 
     @property
     def lower_is_better(self) -> bool:
@@ -73,9 +73,9 @@ class Quantity:
         return number(value) + (f" ± {number(error, 2)}" if error > 0 else "")
 
 
-def quantities(tables: Mapping[str, Table]) -> Iterator[Quantity]:
+def network_wide_quantities(tables: Mapping[str, Table]) -> Iterator[Quantity]:
     """The network-wide values of all tables, in the order in which they first appear."""
-    known, cells = declarations(), {name: _cells(table) for name, table in tables.items()}
+    known, cells = declarations(), {name: _network_wide_values(table) for name, table in tables.items()}
     for measure, options in dict.fromkeys(key for found in cells.values() for key in found):
         entry = known.get(measure)
         found = [cells[name].get((measure, options), _NO_CELL) for name in tables]
@@ -89,7 +89,7 @@ def quantities(tables: Mapping[str, Table]) -> Iterator[Quantity]:
 _NO_CELL = (math.nan, 0.0, 0.0, 0.0, 0.0, False, "")
 
 
-def _cells(table: Table) -> dict[tuple[str, str], tuple[Any, ...]]:
+def _network_wide_values(table: Table) -> dict[tuple[str, str], tuple[Any, ...]]:
     """{(measure, options): value, both errors, the interval, searched, reason without a value} of a network."""
     frame = rows_of(table.to_frame(), "network").drop_duplicates(_KEYS)
     known = declarations()
@@ -157,7 +157,7 @@ class Verdict:
     code: str = ""
 
 
-def judge(
+def verdict_on_ranking(
     quantity: Quantity, networks: Mapping[str, NetworkSummary], copies: Sequence[SameFunction], loss: str
 ) -> Verdict:
     """Verdict on the ranking of these networks by a measure, with the first reason against it."""
@@ -173,10 +173,10 @@ def judge(
     values = list(quantity.value.values())
     if max(values) - min(values) <= EQUAL * max(map(abs, values)):
         return Verdict("equal", "the same for all of them", "equal")
-    moved = [pair for pair in copies if differs(quantity, pair.first, pair.second)]
+    moved = [pair for pair in copies if values_differ(quantity, pair.first, pair.second)]
     if moved:
-        pair = max(moved, key=lambda pair: change(quantity, pair.first, pair.second))
-        percent = 100 * change(quantity, pair.first, pair.second)
+        pair = max(moved, key=lambda pair: relative_difference(quantity, pair.first, pair.second))
+        percent = 100 * relative_difference(quantity, pair.first, pair.second)
         reason = f"differs by {number(percent, 2)} % between {pair.first} and its copy {pair.second}"
         return Verdict("not comparable", reason, "copy")
     if len(networks) - len({pair.second for pair in copies}) == 1:
@@ -192,19 +192,19 @@ def judge(
     return Verdict("comparable")
 
 
-def differs(quantity: Quantity, one: str, other: str) -> bool:
+def values_differ(quantity: Quantity, one: str, other: str) -> bool:
     """True if two values differ by more than rounding, estimation and search explain."""
     scale = max(abs(quantity.value[one]), abs(quantity.value[other]))
-    return bool(excess(quantity.read(one), quantity.read(other), scale=scale, rounding=ROUNDING)[0] > 1)
+    return bool(change_over_noise(quantity.read(one), quantity.read(other), scale=scale, rounding=ROUNDING)[0] > 1)
 
 
-def change(quantity: Quantity, one: str, other: str) -> float:
+def relative_difference(quantity: Quantity, one: str, other: str) -> float:
     """Difference of two values, relative to the larger of them."""
     scale = max(abs(quantity.value[one]), abs(quantity.value[other]))
     return abs(quantity.value[one] - quantity.value[other]) / scale if scale else 0.0
 
 
-def on_a_slope(networks: Mapping[str, NetworkSummary]) -> list[Remark]:
+def remarks_on_slopes(networks: Mapping[str, NetworkSummary]) -> list[Remark]:
     """Warnings, a sentence each, where networks are not at a minimum, or rest where a constant output does as well."""
     words = {name: found.minimum[1] if found.tells_nothing else found.step for name, found in networks.items()}
     steep = [f"{name} ({words[name]})" for name, network in networks.items() if network.on_a_slope]
@@ -219,7 +219,7 @@ def on_a_slope(networks: Mapping[str, NetworkSummary]) -> list[Remark]:
     return remarks
 
 
-def undertrained(networks: Mapping[str, NetworkSummary]) -> list[Remark]:
+def remarks_on_undertrained_networks(networks: Mapping[str, NetworkSummary]) -> list[Remark]:
     """Networks that fit the training set far less well than the best of them, a sentence each.
 
     By the training error; by the loss where there are no classes.
@@ -240,7 +240,7 @@ def undertrained(networks: Mapping[str, NetworkSummary]) -> list[Remark]:
     ]
 
 
-def out_of_time(measured: Iterable[Quantity], not_looked: Sequence[str]) -> list[Remark]:
+def remarks_on_time_limit(measured: Iterable[Quantity], not_looked: Sequence[str]) -> list[Remark]:
     """Sentence on what the budget of time left no room for.
 
     Args:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from flatscope.errors import InputError
-from flatscope.input_checks import replica
+from flatscope.input_checks import independent_copy
 from flatscope.network.normal_form_pass import ACTING
 from flatscope.params import Params
 from flatscope.problem import Problem
@@ -19,11 +19,11 @@ _INDEX = r"\d*:?\d*"
 _PART = re.compile(rf"(?P<name>[^\[#]+)(?:\[(?P<part>{_INDEX}(?:, {_INDEX})*)\]|\[a part\])?(?:#\d+)?")
 
 
-def unfrozen(problem: Problem) -> Problem:
+def problem_with_all_weights_free(problem: Problem) -> Problem:
     """The same problem with every weight free to move: rounding and fine-tuning do not ask what was trained."""
     if len(problem.trainable) == sum(value.is_floating_point() for value in problem.params.values()):
         return problem
-    model = replica(problem.model)
+    model = independent_copy(problem.model)
     for value in model.parameters():
         value.requires_grad_(value.is_floating_point())
     return problem.with_model(model)
@@ -49,20 +49,20 @@ class WeightPlace:
         """The parameter, followed by what makes it the weight: `w`, `w[0:4]`, `w[:].T`."""
         if not self.index and not self.transposed:
             return self.parameter
-        found = f"{self.parameter}[{', '.join(_words(place) for place in self.index) or ':'}]"
+        found = f"{self.parameter}[{', '.join(_place_in_words(place) for place in self.index) or ':'}]"
         shape = self.shape[::-1] if self.transposed else self.shape
         if tuple(params[self.parameter][self.index].shape) != shape:
             found += f".view({', '.join(map(str, shape))})"
         return found + ".T" * self.transposed
 
 
-def _words(place: slice | int) -> str:
+def _place_in_words(place: slice | int) -> str:
     if isinstance(place, int):
         return str(place)
     return ":".join("" if end is None else str(end) for end in (place.start, place.stop))
 
 
-def place_of(weight: str, value: Tensor, params: Params) -> WeightPlace | None:
+def place_of_weight(weight: str, value: Tensor, params: Params) -> WeightPlace | None:
     """Place of a normal-form weight in the model's parameters; None where it is computed from several.
 
     Found by its name and confirmed by its values.
@@ -72,14 +72,14 @@ def place_of(weight: str, value: Tensor, params: Params) -> WeightPlace | None:
         value: of the weight.
         params: of the model.
     """
-    for place in _candidates(weight, value, params):
+    for place in _candidate_places(weight, value, params):
         there = place.of(params)
         if there.shape == value.shape and torch.equal(there, value.to(there)):
             return place
     return None
 
 
-def _candidates(weight: str, value: Tensor, params: Params) -> Iterator[WeightPlace]:
+def _candidate_places(weight: str, value: Tensor, params: Params) -> Iterator[WeightPlace]:
     shape = tuple(value.shape)
     if weight in params:
         yield WeightPlace(weight, (), shape, False)
@@ -89,7 +89,7 @@ def _candidates(weight: str, value: Tensor, params: Params) -> Iterator[WeightPl
     if match is None or name not in params or value.ndim < 1:
         return
     whole = params[name]
-    for index in (_told(match["part"]), *_blocks(whole, shape)):
+    for index in (_index_told_by_name(match["part"]), *_blocks_of_shape(whole, shape)):
         try:
             part = whole[index]
         except IndexError:
@@ -101,7 +101,7 @@ def _candidates(weight: str, value: Tensor, params: Params) -> Iterator[WeightPl
                 yield WeightPlace(name, index, shape, transposed)
 
 
-def _told(part: str | None) -> tuple[slice | int, ...]:
+def _index_told_by_name(part: str | None) -> tuple[slice | int, ...]:
     """The index that a name's ending tells; () for none."""
     found: list[slice | int] = []
     for word in part.split(", ") if part else ():
@@ -110,7 +110,7 @@ def _told(part: str | None) -> tuple[slice | int, ...]:
     return tuple(found)
 
 
-def _blocks(whole: Tensor, shape: tuple[int, ...]) -> Iterator[tuple[slice, ...]]:
+def _blocks_of_shape(whole: Tensor, shape: tuple[int, ...]) -> Iterator[tuple[slice, ...]]:
     """Blocks of whole rows, or of whole columns, that have the shape or the transposed one."""
     if whole.ndim == len(shape):
         for start in range(len(whole) - shape[0] + 1):

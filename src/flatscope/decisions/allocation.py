@@ -72,7 +72,7 @@ class Allocation(dict[str, int], Result):
         layers = {
             layer: {
                 "bits": None if layer in self.unchanged else bits,
-                **dict(zip(("weight", "part"), _parted(self.weights.get(layer, "")), strict=True)),
+                **dict(zip(("weight", "part"), _parameter_and_place(self.weights.get(layer, "")), strict=True)),
                 "parameters": self.sizes.get(layer, 0),
                 "symmetric": True,
                 "rounding": self.rounding,
@@ -143,7 +143,7 @@ def named_layers(names: Sequence[str] | None, known: Sequence[str]) -> list[str]
     return wanted
 
 
-def _parted(weight: str) -> tuple[str, str]:
+def _parameter_and_place(weight: str) -> tuple[str, str]:
     """The parameter that holds a layer's weight, and what makes it the weight; "" where it is that as it stands."""
     name, bracket, rest = weight.partition("[")
     return name, bracket + rest
@@ -178,7 +178,7 @@ def allocate(
     choices = [Choice(layer, unchanged_bits, 0.0, 0.0, unchanged=True) for layer in sizes]
     for layer, part in rows.groupby("layer", sort=False):
         choices += _choices(str(layer), part)
-    picked = _solved(choices, sizes, float(mean_bits))
+    picked = _allocation_by_layer(choices, sizes, float(mean_bits))
     bits = {layer: picked[layer].bits for layer in sizes}
     unchanged = [layer for layer in sizes if picked[layer].unchanged]
     return Allocation(
@@ -211,18 +211,18 @@ def _choices(layer: str, rows: pd.DataFrame) -> list[Choice]:
     found, rise, expected = [], 0.0, 0.0
     for row in rows.sort_values("bits", ascending=False).to_dict("records"):
         measured = float(row["measured"])
-        rise = max(rise, _counted(measured, float(row["measured_stderr"])))
+        rise = max(rise, _rise_above_error(measured, float(row["measured_stderr"])))
         expected = max(expected, measured, float(np.nan_to_num(row["predicted"])))
         found.append(Choice(layer, int(row["bits"]), rise, expected))
     return found
 
 
-def _counted(rise: float, stderr: float) -> float:
+def _rise_above_error(rise: float, stderr: float) -> float:
     """The rise, or zero where it is below its error."""
     return rise if rise > (0.0 if math.isnan(stderr) else stderr) else 0.0
 
 
-def _solved(choices: list[Choice], sizes: Mapping[str, int], mean_bits: float) -> dict[str, Choice]:
+def _allocation_by_layer(choices: list[Choice], sizes: Mapping[str, int], mean_bits: float) -> dict[str, Choice]:
     """One choice for each layer: of least measured rise, then of least expected, then with the finest steps."""
     total, names = sum(sizes.values()), list(sizes)
     shares = np.array([sizes[choice.layer] / total for choice in choices])

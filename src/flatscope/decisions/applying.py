@@ -14,13 +14,19 @@ from torch import Tensor, nn
 
 from flatscope.charts import Bars
 from flatscope.context import Context
-from flatscope.decisions.all_weights import WeightPlace, place_of, refuse_other_model, unfrozen, write_into
+from flatscope.decisions.all_weights import (
+    WeightPlace,
+    place_of_weight,
+    problem_with_all_weights_free,
+    refuse_other_model,
+    write_into,
+)
 from flatscope.decisions.changes import Rounding
 from flatscope.decisions.rises import measured_rises
 from flatscope.decisions.sample_means import NOTHING, Uncertain
 from flatscope.errors import InputError, refuse_unknown
 from flatscope.formatting import number
-from flatscope.input_checks import replica
+from flatscope.input_checks import independent_copy
 from flatscope.isolation import own_settings
 from flatscope.network.layers import Layer
 from flatscope.params import Params, named_parameters
@@ -78,7 +84,7 @@ class Rounded(Result):
     def headline_lines(self) -> list[str]:
         """Rise of the loss by the rounding, on the samples of the problem and on test samples."""
         lines = [
-            f"Rounded together the layers raise the loss by {_text(self.rise)}, to {number(self.loss)}; "
+            f"Rounded together the layers raise the loss by {_rise_in_words(self.rise)}, to {number(self.loss)}; "
             f"one by one their rises add up to {number(self.sum_of_rises, 3)}."
         ]
         joint, apart = self.rise.value, self.sum_of_rises
@@ -86,10 +92,12 @@ class Rounded(Result):
             share = "" if not joint else f" ({number(100 * (joint - apart) / abs(joint), 2)} % of the joint rise)"
             lines.append(f"Difference between the joint rise and the sum: {number(joint - apart, 2)}{share}.")
         if not math.isnan(self.error_change.value):
-            lines.append(f"Change of the error: {_text(self.error_change)}.")
+            lines.append(f"Change of the error: {_rise_in_words(self.error_change)}.")
         if not math.isnan(self.test_rise.value):
-            errors = "" if math.isnan(self.test_error_change.value) else f", error {_text(self.test_error_change)}"
-            lines.append(f"On the test samples: loss {_text(self.test_rise)}{errors}.")
+            errors = (
+                "" if math.isnan(self.test_error_change.value) else f", error {_rise_in_words(self.test_error_change)}"
+            )
+            lines.append(f"On the test samples: loss {_rise_in_words(self.test_rise)}{errors}.")
         return lines
 
     def __repr__(self) -> str:
@@ -121,7 +129,7 @@ class Rounded(Result):
         return tensor_bytes(tensors, head)
 
 
-def _text(found: Uncertain) -> str:
+def _rise_in_words(found: Uncertain) -> str:
     return f"{number(found.value, 3)} ± {number(found.stderr, 2)}"
 
 
@@ -151,26 +159,26 @@ def apply_allocation(
     }
     _refuse_untried(allocation, unchanged, moving, tried)
     with own_settings(problem.generators):
-        return _applied(model, moving, rounding, problem)
+        return _rounded_copy(model, moving, rounding, problem)
 
 
-def _applied(model: nn.Module, moving: dict[str, int], rounding: str, problem: Problem) -> Rounded:
-    copy = replica(model).eval()
+def _rounded_copy(model: nn.Module, moving: dict[str, int], rounding: str, problem: Problem) -> Rounded:
+    copy = independent_copy(model).eval()
     refuse_other_model(problem.params, named_parameters(copy), "apply")
-    base = _with_weights_of(problem, copy)
-    twin = Context(unfrozen(base).plain)
+    base = _problem_with_weights_of(problem, copy)
+    twin = Context(problem_with_all_weights_free(base).plain)
     layers = {layer.name: layer for layer in twin.network}
     own, rule = dict(copy.named_parameters()), Rounding.named(rounding)
     steps: dict[str, Params] = {}
     for name, bits in moving.items():
         layer = layers[name]
         weight = twin.params[layer.weight]
-        place, rounded = _place(base.params, weight, layer), rule.rounded(weight, layer, bits)
+        place, rounded = _place_of_layer_weight(base.params, weight, layer), rule.rounded(weight, layer, bits)
         write_into(own, place, rounded)  # as it is: the sum w + Δ would leave the grid by rounding
         after = {place.parameter: base.params[place.parameter].clone()}
         write_into(after, place, rounded)
         steps[name] = {place.parameter: after[place.parameter] - base.params[place.parameter]}
-    joint = _rises(base, steps, copy)
+    joint = _joint_rises(base, steps, copy)
     return Rounded(
         model=copy,
         allocation=moving,
@@ -184,15 +192,17 @@ def _applied(model: nn.Module, moving: dict[str, int], rounding: str, problem: P
     )
 
 
-def _rises(
+def _joint_rises(
     base: Problem, steps: Mapping[str, Params], copy: nn.Module
 ) -> dict[str, tuple[Uncertain, Uncertain, float]]:
     """Joint rise, change of the error and sum of the rises one by one: of the training and the test samples.
 
     The sum is that of the training samples alone.
     """
-    rounded = _with_weights_of(base, copy)
-    step = {name: rounded.params[name] - value for name, value in base.params.items() if _moved(base, rounded, name)}
+    rounded = _problem_with_weights_of(base, copy)
+    step = {
+        name: rounded.params[name] - value for name, value in base.params.items() if _weight_moved(base, rounded, name)
+    }
     found = {"test": (NOTHING, NOTHING, math.nan)}
     for part in ("train",) if base.test is None else ("train", "test"):
         alone = {layer: one for layer, one in steps.items() if part == "train"}
@@ -202,9 +212,9 @@ def _rises(
     return found
 
 
-def _with_weights_of(problem: Problem, model: nn.Module) -> Problem:
+def _problem_with_weights_of(problem: Problem, model: nn.Module) -> Problem:
     """The problem with the parameters and buffers of another module of the same architecture."""
-    twin = replica(problem.model)
+    twin = independent_copy(problem.model)
     with torch.no_grad():
         for kind in ("named_parameters", "named_buffers"):
             given = dict(getattr(model, kind)())
@@ -214,9 +224,9 @@ def _with_weights_of(problem: Problem, model: nn.Module) -> Problem:
     return problem.with_model(twin)
 
 
-def _place(params: Params, weight: Tensor, layer: Layer) -> WeightPlace:
+def _place_of_layer_weight(params: Params, weight: Tensor, layer: Layer) -> WeightPlace:
     """Place of a layer's weight in the model's parameters."""
-    place = place_of(layer.weight, weight, params)
+    place = place_of_weight(layer.weight, weight, params)
     if place is None:
         fix = "Merge or remove what computes it first (merge the adapter, remove_parametrizations)"
         raise InputError("a weight that is a parameter", "one that is computed from several", layer.name, fix)
@@ -234,5 +244,5 @@ def _refuse_untried(
             raise InputError("bits that were measured", got, where=f"apply, {layer}", fix=fix)
 
 
-def _moved(base: Problem, rounded: Problem, name: str) -> bool:
+def _weight_moved(base: Problem, rounded: Problem, name: str) -> bool:
     return not torch.equal(base.params[name], rounded.params[name])

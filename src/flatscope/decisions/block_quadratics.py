@@ -22,7 +22,7 @@ from flatscope.curvature.route import find_not_covered, multiplied_out
 from flatscope.curvature.second_derivative import refuse_wrong_second_derivative
 from flatscope.curvature.sweep import backpropagated, sweep_plan, sweep_shape
 from flatscope.decisions.sample_means import SampleMeans, Uncertain
-from flatscope.decisions.slopes import Steps, along_steps, by_weight
+from flatscope.decisions.slopes import Steps, gradient_products_with_steps, steps_by_weight
 from flatscope.measures.weight_flatness import layer_trace
 from flatscope.params import Params, count
 from flatscope.registry import Value
@@ -56,13 +56,13 @@ def predicted_rises(ctx: Context, steps: Steps, precision: float) -> Predicted:
     not_covered = find_not_covered(ctx, "hessian")
     by_columns = {key: step for key, step in steps.items() if next(iter(step)) not in not_covered}
     others = {key: step for key, step in steps.items() if key not in by_columns}
-    found = _by_columns(ctx, by_columns, precision) if by_columns else Predicted({}, {}, {})
-    more, traces = _by_products(ctx, others, precision)
+    found = _predicted_by_columns(ctx, by_columns, precision) if by_columns else Predicted({}, {}, {})
+    more, traces = _predicted_by_products(ctx, others, precision)
     ways = {key: f"second derivative along it: {not_covered[next(iter(step))]}" for key, step in others.items()}
     return Predicted(found.rises | more, found.ways | ways, found.traces | traces)
 
 
-def _by_columns(ctx: Context, steps: Steps, precision: float) -> Predicted:
+def _predicted_by_columns(ctx: Context, steps: Steps, precision: float) -> Predicted:
     draws = QuadraticDraws(ctx, steps)
     if precision <= 0 or ctx.cached(sweep_shape).columns <= ctx.effort.limits.few_columns:
         return draws.all_columns()
@@ -92,7 +92,7 @@ class QuadraticDraws(Sampler[Predicted]):
     def draw_until(self, number: int) -> str:
         """Pass over the data once, with so many draws."""
         self.taken = min(number, self._limits.most_draws)
-        self._found = _swept(self._ctx, self._steps, self.taken)
+        self._found = _sums_over_columns(self._ctx, self._steps, self.taken)
         return TIME_IS_UP if out_of_time(self._ctx) else ""
 
     def relative_errors(self, precision: float) -> list[float]:
@@ -111,7 +111,7 @@ class QuadraticDraws(Sampler[Predicted]):
 
     def all_columns(self) -> Predicted:
         """Without draws."""
-        found = _swept(self._ctx, self._steps, None)
+        found = _sums_over_columns(self._ctx, self._steps, None)
         return Predicted(found.rises, dict.fromkeys(self._steps, "exact: all columns"), found.traces)
 
     def next_look(self, needed: float) -> int:
@@ -137,9 +137,9 @@ class Swept:
     traces: dict[str, Uncertain]
 
 
-def _swept(ctx: Context, steps: Steps, draws: int | None) -> Swept:
+def _sums_over_columns(ctx: Context, steps: Steps, draws: int | None) -> Swept:
     """Predicted rises and traces from all columns, or from draws."""
-    of_weight = by_weight(steps)
+    of_weight = steps_by_weight(steps)
     others = dict.fromkeys(ctx.params.keys() - of_weight.keys(), "")
     shape = ctx.cached(sweep_shape)
     columns = shape.columns if draws is None else draws * shape.per_draw
@@ -164,7 +164,7 @@ def _swept(ctx: Context, steps: Steps, draws: int | None) -> Swept:
                 if flow.kind == "batchnorm":
                     continue
                 behind = flow.behind(first)
-                for key, along in along_steps(ctx, flow, of_weight, steps):
+                for key, along in gradient_products_with_steps(ctx, flow, of_weight, steps):
                     if first:
                         parts[key][0] += along[:, 0]
                     add(key, along[:, first:].square(), behind.signs)
@@ -195,7 +195,7 @@ def _swept(ctx: Context, steps: Steps, draws: int | None) -> Swept:
     )
 
 
-def _by_products(
+def _predicted_by_products(
     ctx: Context, steps: Steps, precision: float
 ) -> tuple[dict[Hashable, Uncertain], dict[str, Uncertain]]:
     """Predicted rises and traces by differentiating the gradient along each step, a group of samples at a time."""
@@ -208,7 +208,11 @@ def _by_products(
     for inputs, targets in ctx.share(size=size):
         for start in range(0, len(targets), size):
             batch = cut(inputs, start, start + size), targets[start : start + size]
-            signs = {} if exact else {(TRACE, name): {name: _signs(ctx.params[name], generator)} for name in names}
+            signs = (
+                {}
+                if exact
+                else {(TRACE, name): {name: _random_signs_like(ctx.params[name], generator)} for name in names}
+            )
             for key, slope, curved in _group_rises(ctx, batch, {**steps, **signs}, names):
                 means.add(key, (curved if key in signs else slope + 0.5 * curved).reshape(1), len(batch[1]))
     n = ctx.problem.n_train
@@ -226,17 +230,17 @@ def _exact_traces(ctx: Context, names: Collection[str], precision: float) -> dic
         return {}
     found = ctx.cached(layer_trace, most_products=ctx.effort.limits.ranking_products)
     values = {layer.weight: found[layer.name] for layer in ctx.network if layer.weight in names}
-    return {name: _uncertain(value) for name, value in values.items()}
+    return {name: _value_as_uncertain(value) for name, value in values.items()}
 
 
-def _uncertain(value: Value) -> Uncertain:
+def _value_as_uncertain(value: Value) -> Uncertain:
     """The value, with the errors of estimator and samples together."""
     errors = [value.stderr, value.data_stderr]
     known = [float(error) for error in errors if error is not None and not math.isnan(float(error))]
     return Uncertain(float(value.value), math.hypot(*known) if value.data_stderr is not None else math.nan)
 
 
-def _signs(like: Tensor, generator: torch.Generator) -> Tensor:
+def _random_signs_like(like: Tensor, generator: torch.Generator) -> Tensor:
     """Random signs in the shape of a weight."""
     return (2.0 * torch.randint(2, like.shape, generator=generator) - 1.0).to(like)
 

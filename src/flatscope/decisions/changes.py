@@ -53,15 +53,15 @@ class Rounding:
     def rounded(self, weight: Tensor, layer: Layer, bits: int) -> Tensor:
         """The weight on its grid of that many bits."""
         if self.name == "tensor":
-            return _on_grid(weight.reshape(1, -1), bits).reshape(weight.shape)
+            return _rounded_to_grid(weight.reshape(1, -1), bits).reshape(weight.shape)
         rows = output_rows(weight, layer)
         if not self.group:
-            return from_output_rows(_on_grid(rows, bits), weight, layer)
-        parts = [_on_grid(part, bits) for part in torch.split(rows, self.group, dim=1)]
+            return from_output_rows(_rounded_to_grid(rows, bits), weight, layer)
+        parts = [_rounded_to_grid(part, bits) for part in torch.split(rows, self.group, dim=1)]
         return from_output_rows(torch.cat(parts, dim=1), weight, layer)
 
 
-def changes_of(bits: Iterable[int], sparsity: Iterable[float]) -> tuple[Change, ...]:
+def changes_asked_for(bits: Iterable[int], sparsity: Iterable[float]) -> tuple[Change, ...]:
     """The changes that are asked for: every number of bits, every sparsity by size and by OBD."""
     found = [Change(f"{b} bits", bits=b) for b in checked_bits(bits)]
     for share in checked_shares(sparsity):
@@ -74,7 +74,7 @@ def changes_of(bits: Iterable[int], sparsity: Iterable[float]) -> tuple[Change, 
 
 def checked_bits(bits: Any) -> tuple[int, ...]:
     """Numbers of bits, each once."""
-    given = _several(bits, "bits")
+    given = _one_or_several(bits, "bits")
     for b in given:
         if isinstance(b, bool) or not isinstance(b, int) or not LEAST_BITS <= b <= MOST_BITS:
             raise InputError(f"whole numbers of bits from {LEAST_BITS} to {MOST_BITS}", repr(b), where="bits")
@@ -83,7 +83,7 @@ def checked_bits(bits: Any) -> tuple[int, ...]:
 
 def checked_shares(sparsity: Any) -> tuple[float, ...]:
     """Shares of zeros, each once."""
-    given = _several(sparsity, "sparsity")
+    given = _one_or_several(sparsity, "sparsity")
     for share in given:
         if isinstance(share, bool) or not isinstance(share, Real) or not 0 < float(share) <= 1:
             fix = "0.5 sets half of the weights to zero"
@@ -91,7 +91,7 @@ def checked_shares(sparsity: Any) -> tuple[float, ...]:
     return tuple(dict.fromkeys(float(share) for share in given))
 
 
-def _several(given: Any, where: str) -> tuple[Any, ...]:
+def _one_or_several(given: Any, where: str) -> tuple[Any, ...]:
     if isinstance(given, Real):
         return (given,)
     if not isinstance(given, Iterable) or isinstance(given, str):
@@ -117,7 +117,7 @@ def from_output_rows(rows: Tensor, weight: Tensor, layer: Layer) -> Tensor:
     return blocks.reshape(weight.shape)
 
 
-def _on_grid(rows: Tensor, bits: int) -> Tensor:
+def _rounded_to_grid(rows: Tensor, bits: int) -> Tensor:
     """Every row on the grid whose ends are its largest absolute value."""
     levels = 2 ** (bits - 1) - 1
     scale = rows.abs().amax(1, keepdim=True) / levels
@@ -126,7 +126,7 @@ def _on_grid(rows: Tensor, bits: int) -> Tensor:
     return torch.where(usable, steps * scale, rows)
 
 
-def pruned(weight: Tensor, share: float, saliency: Tensor) -> Tensor:
+def pruned_weight(weight: Tensor, share: float, saliency: Tensor) -> Tensor:
     """The weight with that share of its entries, those of least saliency, set to zero."""
     count = round(share * weight.numel())
     last = saliency.reshape(-1).argsort(stable=True)[:count]
@@ -135,9 +135,11 @@ def pruned(weight: Tensor, share: float, saliency: Tensor) -> Tensor:
     return result.reshape(weight.shape)
 
 
-def changed(change: Change, weight: Tensor, layer: Layer, rounding: Rounding, diagonal: Callable[[], Tensor]) -> Tensor:
+def changed_weight(
+    change: Change, weight: Tensor, layer: Layer, rounding: Rounding, diagonal: Callable[[], Tensor]
+) -> Tensor:
     """The weight after the change; `diagonal` gives the Gauss-Newton diagonal where OBD needs it."""
     if change.bits is not None:
         return rounding.rounded(weight, layer, change.bits)
     saliency = 0.5 * diagonal().to(weight) * weight.square() if change.by_curvature else weight.abs()
-    return pruned(weight, change.sparsity, saliency)
+    return pruned_weight(weight, change.sparsity, saliency)

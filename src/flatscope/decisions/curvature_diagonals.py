@@ -27,8 +27,8 @@ from flatscope.curvature.route import find_not_covered
 from flatscope.curvature.sweep import backpropagated, gradient_flows, sweep_plan, sweep_shape
 from flatscope.curvature.symmetric_operator import Parts
 from flatscope.errors import NotApplicable
-from flatscope.measures.gradient_noise import vectorises
-from flatscope.params import Params, count, on_stacked
+from flatscope.measures.gradient_noise import can_vectorise_sample_gradients
+from flatscope.params import Params, count, vectorised_over_points
 from flatscope.samples import Batch, Inputs, cut, each_part
 from flatscope.sampling import TIME_IS_UP, Sampler, out_of_time, sample_until, student
 
@@ -53,15 +53,17 @@ class Diagonals:
 def output_diagonals(ctx: Context, names: Collection[str], matrix: str, precision: float) -> Diagonals:
     """Diagonal of the "gauss_newton" matrix, or of the "empirical_fisher", of some parameters."""
     if matrix == "empirical_fisher":
-        return _exact(names, _one_pass(ctx, names, None, fisher=True), "exact: gradients of single samples")
+        return _exact_diagonals(
+            names, _squared_gradients_in_one_pass(ctx, names, None, fisher=True), "exact: gradients of single samples"
+        )
     shape = ctx.cached(sweep_shape)
 
     def all_columns() -> Diagonals:
-        return _exact(names, _one_pass(ctx, names, None), "exact: all columns")
+        return _exact_diagonals(names, _squared_gradients_in_one_pass(ctx, names, None), "exact: all columns")
 
     if precision <= 0 or shape.columns <= ctx.effort.limits.few_columns:
         return all_columns()
-    by_draw, columns = partial(_one_pass, ctx, names), shape.columns / shape.per_draw
+    by_draw, columns = partial(_squared_gradients_in_one_pass, ctx, names), shape.columns / shape.per_draw
     return sample_until(TensorDraws(ctx, by_draw, "sampled, {} draws", precision, columns, all_columns), precision)
 
 
@@ -72,11 +74,11 @@ def hessian_diagonals(ctx: Context, names: Sequence[str], precision: float) -> D
     diagonals = output_diagonals(ctx, covered, "gauss_newton", precision) if covered else Diagonals()
     others = [name for name in names if name in not_covered]
     if others:
-        diagonals.take(_by_products(ctx, others, precision))
+        diagonals.take(_diagonals_by_products(ctx, others, precision))
     return diagonals
 
 
-def _exact(names: Collection[str], values: Params, way: str) -> Diagonals:
+def _exact_diagonals(names: Collection[str], values: Params, way: str) -> Diagonals:
     exact = {name: values[name] for name in names}
     return Diagonals(exact, {name: torch.zeros_like(value) for name, value in exact.items()}, dict.fromkeys(names, way))
 
@@ -155,7 +157,9 @@ class TensorDraws(Sampler[Diagonals]):
         return Diagonals(self._means, self._stderrs(), dict.fromkeys(self._means, words))
 
 
-def _one_pass(ctx: Context, names: Collection[str], draw: int | None, fisher: bool = False) -> Params:
+def _squared_gradients_in_one_pass(
+    ctx: Context, names: Collection[str], draw: int | None, fisher: bool = False
+) -> Params:
     """Mean over the samples of squared gradients of all columns, of one random column, or of the loss."""
     not_covered = ctx.cached(not_covered_by_uses)
     swept = [name for name in names if name not in not_covered]
@@ -180,7 +184,7 @@ def _one_pass(ctx: Context, names: Collection[str], draw: int | None, fisher: bo
                     found[name] += squares.reshape(found[name].shape).double().cpu()
         if single:
             for values, signs in _output_columns(ctx, batch, numbers, draw, fisher):
-                _add_single(ctx, found, single, batch[0], values, signs)
+                _add_squared_gradients(ctx, found, single, batch[0], values, signs)
         return found
 
     total = {name: torch.zeros(ctx.params[name].shape, dtype=torch.float64) for name in names}
@@ -217,12 +221,12 @@ def _output_columns(
         yield values, None if block.signs is None else block.signs[place]
 
 
-def _add_single(
+def _add_squared_gradients(
     ctx: Context, found: Params, names: Sequence[str], inputs: Inputs, values: Tensor, signs: Tensor | None
 ) -> None:
     """Add squared gradients of Σ values · outputs of every sample, of parameters that no layer call gives."""
     point = {name: ctx.params[name].detach() for name in names}
-    run = _together if ctx.cached(vectorises) else _one_by_one
+    run = _sample_gradients_in_one_call if ctx.cached(can_vectorise_sample_gradients) else _sample_gradients_one_by_one
     step = max(1, 2**26 // (8 * count(point.values())))
     for start in range(0, len(values), step):
         some = slice(start, start + step)
@@ -234,16 +238,16 @@ def _add_single(
             found[name] += squares.sum(0).cpu()
 
 
-def _together(ctx: Context, point: Params, inputs: Inputs, values: Tensor) -> Params:
+def _sample_gradients_in_one_call(ctx: Context, point: Params, inputs: Inputs, values: Tensor) -> Params:
     def along(params: Params, inputs: Inputs, value: Tensor) -> Tensor:
         outputs = ctx.forward(each_part(inputs, lambda part: part[None]), {**ctx.params, **params})
         return (outputs * value[None]).sum()
 
-    gradients: Params = on_stacked(grad(along), point, inputs, values, in_dims=(None, 0, 0))
+    gradients: Params = vectorised_over_points(grad(along), point, inputs, values, in_dims=(None, 0, 0))
     return {name: value.detach() for name, value in gradients.items()}
 
 
-def _one_by_one(ctx: Context, point: Params, inputs: Inputs, values: Tensor) -> Params:
+def _sample_gradients_one_by_one(ctx: Context, point: Params, inputs: Inputs, values: Tensor) -> Params:
     rows: list[Sequence[Tensor]] = []
     for i in range(len(values)):
         leaves = {name: value.requires_grad_() for name, value in point.items()}
@@ -254,12 +258,12 @@ def _one_by_one(ctx: Context, point: Params, inputs: Inputs, values: Tensor) -> 
     return {name: torch.stack([row[n] for row in rows]) for n, name in enumerate(point)}
 
 
-def _by_products(ctx: Context, names: Sequence[str], precision: float) -> Diagonals:
+def _diagonals_by_products(ctx: Context, names: Sequence[str], precision: float) -> Diagonals:
     """Diagonal of the Hessian from products with unit vectors, or with random signs ζ: the mean of ζ∘Hζ."""
     operator, limits = Hessian(ctx, names, sample_groups(ctx)), ctx.effort.limits
     size = operator.size
     if size <= limits.few_entries or (precision <= 0 and size <= limits.most_directions):
-        return _multiplied_out(operator, names)
+        return _diagonals_by_unit_vectors(operator, names)
     if precision <= 0:
         expected = f"at most {limits.most_directions:,} parameters"
         fix = "Ask for a precision above 0, or for the diagonal of gauss_newton"
@@ -267,21 +271,21 @@ def _by_products(ctx: Context, names: Sequence[str], precision: float) -> Diagon
     signs = Signs(ctx.seed, PROBES)
 
     def by_draw(number: int) -> Params:
-        return operator.unflatten(_probe(operator, signs, number))
+        return operator.unflatten(_signed_product(operator, signs, number))
 
     diagonals = sample_until(TensorDraws(ctx, by_draw, "products with {} random vectors", precision), precision)
     operator.release()
     return diagonals
 
 
-def _multiplied_out(operator: Hessian, names: Sequence[str]) -> Diagonals:
+def _diagonals_by_unit_vectors(operator: Hessian, names: Sequence[str]) -> Diagonals:
     diagonal = torch.cat(list(operator.diagonal(32)))
     operator.release()
     values = {name: value.cpu() for name, value in operator.unflatten(diagonal).items()}
-    return _exact(names, values, f"exact: one product for each of {operator.size:,} parameters")
+    return _exact_diagonals(names, values, f"exact: one product for each of {operator.size:,} parameters")
 
 
-def _probe(operator: Hessian, signs: Signs, draw: int) -> Tensor:
+def _signed_product(operator: Hessian, signs: Signs, draw: int) -> Tensor:
     """Σ over groups of ζ∘Hζ, every group of samples with signs of its own."""
 
     def vector(group: int) -> Tensor:

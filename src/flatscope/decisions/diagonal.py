@@ -86,8 +86,8 @@ class Diagonal(Result, Mapping[str, Tensor]):
             lines.append(f"{below:,} entries are negative: do not divide by them, nor take their roots.")
         noisy = [name for name, error in self.stderr.items() if bool(error.any())]
         if noisy:
-            worst = max(noisy, key=lambda name: _relative(self[name], self.stderr[name]))
-            share = 100 * _relative(self[worst], self.stderr[worst])
+            worst = max(noisy, key=lambda name: _relative_error(self[name], self.stderr[name]))
+            share = 100 * _relative_error(self[worst], self.stderr[worst])
             lines.append(f"Standard errors up to {number(share, 2)} % of the entries' size ({worst}); see .stderr.")
         return lines
 
@@ -150,7 +150,7 @@ class Diagonal(Result, Mapping[str, Tensor]):
             return cls(values, stderr, head["ways"], head["matrix"], head["meta"])
 
 
-def _relative(value: Tensor, stderr: Tensor) -> float:
+def _relative_error(value: Tensor, stderr: Tensor) -> float:
     size = float(value.double().norm())
     return float(stderr.double().norm()) / size if size else float("inf")
 
@@ -191,10 +191,10 @@ def diagonal(
         raise InputError("a Problem", type(problem).__name__, "diagonal", "Make one: Problem(model, train=(x, y))")
     refuse_unknown(matrix, MATRICES, "matrix")
     with own_settings(problem.generators):
-        return _diagonal(problem, matrix, make_effort(precision, budget, memory), seed)
+        return _compute_diagonal(problem, matrix, make_effort(precision, budget, memory), seed)
 
 
-def _diagonal(problem: Problem, matrix: str, effort: Effort, seed: int) -> Diagonal:
+def _compute_diagonal(problem: Problem, matrix: str, effort: Effort, seed: int) -> Diagonal:
     begun = time.perf_counter()
     ctx = Context(problem, seed=seed, effort=effort)
     names = list(problem.trainable)

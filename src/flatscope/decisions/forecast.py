@@ -12,12 +12,12 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from flatscope.charts import resized
+from flatscope.charts import resized_figure
 from flatscope.context import Context, Effort, make_effort
 from flatscope.curvature.second_derivative import refuse_wrong_second_derivative
-from flatscope.decisions.all_weights import unfrozen
+from flatscope.decisions.all_weights import problem_with_all_weights_free
 from flatscope.decisions.block_quadratics import group_size, sum_gradients
-from flatscope.decisions.rises import moved_by, rises_in_time
+from flatscope.decisions.rises import measured_rises_in_time, parameters_moved_by
 from flatscope.decisions.sample_means import NOTHING, SampleMeans, Uncertain
 from flatscope.errors import InputError, NotApplicable, differentiated_twice
 from flatscope.formatting import number, some_of
@@ -107,10 +107,10 @@ class Forecast(DrawnResult):
     def headline_lines(self) -> list[str]:
         """Change of the loss, the layers that cause it, and whether the prediction was right."""
         measured, predicted = self.measured, self.predicted
-        told = "not predicted" if math.isnan(predicted.value) else f"predicted {_text(predicted)}"
-        lines = [f"The new weights change this loss by {_text(measured)}; {told}."]
+        told = "not predicted" if math.isnan(predicted.value) else f"predicted {_change_in_words(predicted)}"
+        lines = [f"The new weights change this loss by {_change_in_words(measured)}; {told}."]
         if not math.isnan(self.error_change.value):
-            lines.append(f"Change of the error: {_text(self.error_change)}.")
+            lines.append(f"Change of the error: {_change_in_words(self.error_change)}.")
         shares = self._frame[self._frame["layer"] != ALL].sort_values("predicted", ascending=False)
         if len(shares) > 1 and shares["predicted"].notna().all():
             parts = [f"{row['layer']} {number(row['predicted'], 2)}" for row in shares.to_dict("records")[:MOST_NAMED]]
@@ -138,7 +138,7 @@ class Forecast(DrawnResult):
         count = len(self._frame)
         figure = Figure(figsize=(4.6, max(2.7, 0.9 + 0.25 * count)), layout="constrained")
         self.plot(figure.subplots())
-        return resized(figure, width, font_size)
+        return resized_figure(figure, width, font_size)
 
     def plot(self, ax: Axes | None = None) -> Any:
         """Draw the bars of the layers, the first layer on top; a figure of its own without axes."""
@@ -163,7 +163,7 @@ class Forecast(DrawnResult):
         return {str(n): c.to_numpy(dtype=kinds.get(COLUMNS[str(n)], COLUMNS[str(n)])) for n, c in self._frame.items()}
 
 
-def _text(found: Uncertain) -> str:
+def _change_in_words(found: Uncertain) -> str:
     return f"{number(found.value, 3)} ± {number(found.stderr, 2)}"
 
 
@@ -195,47 +195,47 @@ def forecast(
     if not isinstance(problem, Problem):
         raise InputError("a Problem", type(problem).__name__, "forecast", "Make one: Problem(model, train=(x, y))")
     with own_settings(problem.generators):
-        return _forecast(problem, new_weights, make_effort(budget=budget, memory=memory))
+        return _compute_forecast(problem, new_weights, make_effort(budget=budget, memory=memory))
 
 
-def _forecast(problem: Problem, new_weights: nn.Module | Mapping[str, Tensor], effort: Effort) -> Forecast:
+def _compute_forecast(problem: Problem, new_weights: nn.Module | Mapping[str, Tensor], effort: Effort) -> Forecast:
     begun = time.perf_counter()
-    replacements = _given_weights(problem, new_weights)
-    ctx = Context(unfrozen(problem), effort=effort)
-    step = _step(ctx, replacements)
-    layers = _by_layer(ctx, step)
-    statistics = _statistics(problem, replacements)
-    joint = _joint(ctx, step, statistics)
+    replacements = _new_weights_by_name(problem, new_weights)
+    ctx = Context(problem_with_all_weights_free(problem), effort=effort)
+    step = _step_of_parameters(ctx, replacements)
+    layers = _moving_parameters_by_layer(ctx, step)
+    statistics = _changed_buffers(problem, replacements)
+    joint = _joint_rise(ctx, step, statistics)
     try:
         with differentiated_twice():
-            shares, reason = _shares(ctx, step, layers), ""
+            shares, reason = _shares_by_layer(ctx, step, layers), ""
     except NotApplicable as problem_found:
         shares, reason = {}, str(problem_found)
-    rows = [_row(ctx, ALL, step, shares, joint, reason)]
+    rows = [_forecast_row(ctx, ALL, step, shares, joint, reason)]
     with progress("Moving layers", total=len(layers), lines=True) as advance:
         for layer, names in layers.items():
             change = {name: step[name] for name in names}
-            alone = rises_in_time(ctx, {layer: change}, trapezoid=False)
+            alone = measured_rises_in_time(ctx, {layer: change}, trapezoid=False)
             why_not = reason if alone else "not moved alone: the time was up"
-            rows.append(_row(ctx, layer, change, shares, alone, why_not))
+            rows.append(_forecast_row(ctx, layer, change, shares, alone, why_not))
             advance(note=layer)
     if statistics:
-        alone = rises_in_time(ctx, {BUFFERS: {}}, trapezoid=False, buffers={BUFFERS: statistics})
-        rows.append(_row(ctx, BUFFERS, {}, {}, alone, "no weights: not predicted"))
-    meta = {**ctx.provenance(begun), "notes": _notes(step, statistics), "remarks": list(problem.remarks)}
+        alone = measured_rises_in_time(ctx, {BUFFERS: {}}, trapezoid=False, buffers={BUFFERS: statistics})
+        rows.append(_forecast_row(ctx, BUFFERS, {}, {}, alone, "no weights: not predicted"))
+    meta = {**ctx.provenance(begun), "notes": _forecast_notes(step, statistics), "remarks": list(problem.remarks)}
     return Forecast(columns_of(rows, COLUMNS, "forecast"), meta)
 
 
-def _joint(ctx: Context, step: Params, statistics: Params) -> Mapping[Any, Uncertain]:
+def _joint_rise(ctx: Context, step: Params, statistics: Params) -> Mapping[Any, Uncertain]:
     """Rise with all that moves; without the trapezoid where the slope along the step cannot be told."""
     try:
         with differentiated_twice():
-            return rises_in_time(ctx, {ALL: step}, buffers={ALL: statistics})
+            return measured_rises_in_time(ctx, {ALL: step}, buffers={ALL: statistics})
     except NotApplicable:
-        return rises_in_time(ctx, {ALL: step}, trapezoid=False, buffers={ALL: statistics})
+        return measured_rises_in_time(ctx, {ALL: step}, trapezoid=False, buffers={ALL: statistics})
 
 
-def _given_weights(problem: Problem, new_weights: nn.Module | Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _new_weights_by_name(problem: Problem, new_weights: nn.Module | Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The new weights by the names of the problem's parameters and buffers."""
     if isinstance(new_weights, nn.Module):
         by_name = {**dict(new_weights.named_parameters()), **dict(new_weights.named_buffers())}
@@ -263,7 +263,7 @@ def _given_weights(problem: Problem, new_weights: nn.Module | Mapping[str, Tenso
     return by_name
 
 
-def _step(ctx: Context, given: Mapping[str, Tensor]) -> Params:
+def _step_of_parameters(ctx: Context, given: Mapping[str, Tensor]) -> Params:
     """Δ of every parameter that differs."""
     found: Params = {}
     for name, value in ctx.params.items():
@@ -273,7 +273,7 @@ def _step(ctx: Context, given: Mapping[str, Tensor]) -> Params:
     return found
 
 
-def _statistics(problem: Problem, given: Mapping[str, Tensor]) -> Params:
+def _changed_buffers(problem: Problem, given: Mapping[str, Tensor]) -> Params:
     """Buffers that differ, as BatchNorm's running statistics do after training."""
     return {
         name: given[name].to(value)
@@ -282,7 +282,7 @@ def _statistics(problem: Problem, given: Mapping[str, Tensor]) -> Params:
     }
 
 
-def _notes(step: Params, statistics: Params) -> list[str]:
+def _forecast_notes(step: Params, statistics: Params) -> list[str]:
     """Remarks that a reader needs beside the numbers."""
     notes = [] if step or statistics else ["The new weights are those of the problem: nothing moves."]
     if statistics:
@@ -293,7 +293,7 @@ def _notes(step: Params, statistics: Params) -> list[str]:
     return notes
 
 
-def _by_layer(ctx: Context, step: Params) -> dict[str, list[str]]:
+def _moving_parameters_by_layer(ctx: Context, step: Params) -> dict[str, list[str]]:
     """Names of the moving parameters by the module that owns them."""
     found: dict[str, list[str]] = {}
     for name in step:
@@ -301,22 +301,22 @@ def _by_layer(ctx: Context, step: Params) -> dict[str, list[str]]:
     return found
 
 
-def _shares(ctx: Context, step: Params, layers: Mapping[str, list[str]]) -> dict[tuple[str, str], Uncertain]:
+def _shares_by_layer(ctx: Context, step: Params, layers: Mapping[str, list[str]]) -> dict[tuple[str, str], Uncertain]:
     """Shares of the prediction and of the trapezoid, by layer and for all."""
     if not step:
         return {(ALL, what): Uncertain(0.0, 0.0) for what in ("slope", "predicted", "trapezoid")}
     refuse_wrong_second_derivative(ctx)
     sums, size = SampleMeans(), group_size(ctx)
-    there = ctx.at(moved_by(ctx.params, step))
+    there = ctx.at(parameters_moved_by(ctx.params, step))
     for inputs, targets in ctx.share(size=size):
         for start in range(0, len(targets), size):
             batch = cut(inputs, start, start + size), targets[start : start + size]
             n = len(batch[1])
             gradients, leaves = sum_gradients(ctx, batch, list(step))
             slope = torch.stack([(g * step[name].to(g)).sum() for name, g in gradients.items()]).sum()
-            products = _differentiated(slope, leaves)
+            products = _hessian_times_step(slope, leaves)
             ends, _ = sum_gradients(there, batch, list(step))
-            first, curved, end = (_along(vectors, step) for vectors in (gradients, products, ends))
+            first, curved, end = (_inner_products_with_step(vectors, step) for vectors in (gradients, products, ends))
             for layer, names in (*layers.items(), (ALL, list(step))):
                 g, h, e = (torch.stack([part[name] for name in names]).sum() for part in (first, curved, end))
                 for what, value in (("slope", g), ("predicted", g + 0.5 * h), ("trapezoid", 0.5 * (g + e))):
@@ -326,7 +326,7 @@ def _shares(ctx: Context, step: Params, layers: Mapping[str, list[str]]) -> dict
     return sums.estimates(ctx.problem.ranks)
 
 
-def _differentiated(slope: Tensor, leaves: Params) -> Params:
+def _hessian_times_step(slope: Tensor, leaves: Params) -> Params:
     """HΔ of a batch, from its slope along Δ."""
     if not slope.requires_grad:
         return {name: torch.zeros_like(value) for name, value in leaves.items()}
@@ -334,12 +334,12 @@ def _differentiated(slope: Tensor, leaves: Params) -> Params:
     return dict(zip(leaves, found, strict=True))
 
 
-def _along(vectors: Params, step: Params) -> dict[str, Tensor]:
+def _inner_products_with_step(vectors: Params, step: Params) -> dict[str, Tensor]:
     """Inner products with the step by parameter, float64."""
     return {name: (value.detach().double() * step[name].double()).sum() for name, value in vectors.items()}
 
 
-def _row(
+def _forecast_row(
     ctx: Context,
     layer: str,
     step: Params,

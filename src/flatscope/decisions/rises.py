@@ -17,7 +17,7 @@ from torch import Tensor
 from flatscope.context import Context, sample_margins
 from flatscope.curvature.memory import allowed
 from flatscope.decisions.sample_means import SampleMeans, Uncertain
-from flatscope.decisions.slopes import Steps, slopes_along, slopes_here
+from flatscope.decisions.slopes import Steps, slopes_along, slopes_at_weights
 from flatscope.errors import NotApplicable
 from flatscope.network.remembered import RememberedPass
 from flatscope.params import Params
@@ -45,7 +45,7 @@ def measured_rises(
     for inputs, targets in ctx.share(part, size=size):
         for start in range(0, len(targets), size):
             batch = cut(inputs, start, start + size), targets[start : start + size]
-            _add_batch(ctx, sums, batch, steps, trapezoid, buffers or {}, remembered > 0)
+            _add_rises_of_batch(ctx, sums, batch, steps, trapezoid, buffers or {}, remembered > 0)
     n = ctx.problem.part(part).n
     ctx.count("forward", n * (1 + len(steps)))
     if trapezoid:
@@ -54,7 +54,7 @@ def measured_rises(
     return sums.estimates(ctx.problem.ranks)
 
 
-def rises_in_time(ctx: Context, steps: Steps, **words: Any) -> Rises:
+def measured_rises_in_time(ctx: Context, steps: Steps, **words: Any) -> Rises:
     """As `measured_rises`; none where the time is up before they are done."""
     try:
         return {} if out_of_time(ctx) else measured_rises(ctx, steps, **words)
@@ -67,7 +67,7 @@ def rises_in_time(ctx: Context, steps: Steps, **words: Any) -> Rises:
 def remembered_size(ctx: Context, part: str) -> int:
     """Samples of a batch whose pass can be remembered; 0 where not even one can."""
     inputs, targets = next(iter(ctx.batches(part, size=2)))
-    probe = _remembered(ctx, inputs)
+    probe = _remembered_pass(ctx, inputs)
     if not probe.shared:
         return 0
     held = probe.bytes - sum(value.nbytes for value in ctx.params.values())
@@ -75,26 +75,26 @@ def remembered_size(ctx: Context, part: str) -> int:
     return min(ctx.problem.batch_size, most * len(targets) // max(1, held))
 
 
-def _remembered(ctx: Context, inputs: Inputs) -> RememberedPass:
+def _remembered_pass(ctx: Context, inputs: Inputs) -> RememberedPass:
     given = [*ctx.problem.buffers.values(), *parts_of(inputs)]
     return RememberedPass(partial(ctx.forward, inputs), ctx.params, given)
 
 
-def _add_batch(
+def _add_rises_of_batch(
     ctx: Context, sums: SampleMeans, batch: Batch, steps: Steps, trapezoid: bool, buffers: Steps, remember: bool
 ) -> None:
     inputs, targets = batch
-    remembered = _remembered(ctx, inputs) if remember else None
+    remembered = _remembered_pass(ctx, inputs) if remember else None
     run = remembered.again if remembered else partial(ctx.forward, inputs)
     with torch.no_grad():
-        before, wrong_before = _losses(ctx, remembered.outputs if remembered else run(ctx.params), targets)
-    here = slopes_here(ctx, batch, steps) if trapezoid else {}
+        before, wrong_before = _losses_and_errors(ctx, remembered.outputs if remembered else run(ctx.params), targets)
+    here = slopes_at_weights(ctx, batch, steps) if trapezoid else {}
     for key, step in steps.items():
-        moved = {**ctx.params, **moved_by(ctx.params, step)}
+        moved = {**ctx.params, **parameters_moved_by(ctx.params, step)}
         with torch.no_grad():
             there = {**ctx.problem.buffers, **buffers[key]} if key in buffers else None
             outputs = run(moved) if there is None else ctx.problem.forward(inputs, moved, there)
-            after, wrong_after = _losses(ctx, outputs, targets)
+            after, wrong_after = _losses_and_errors(ctx, outputs, targets)
         sums.add((key, "rise"), after - before)
         if wrong_before is not None and wrong_after is not None:
             sums.add((key, "error"), wrong_after - wrong_before)
@@ -102,12 +102,12 @@ def _add_batch(
             sums.add((key, "trapezoid"), 0.5 * (here[key] + slopes_along(ctx.problem.loss, run, targets, moved, step)))
 
 
-def moved_by(params: Params, step: Params) -> Params:
+def parameters_moved_by(params: Params, step: Params) -> Params:
     """The parameters that move, at their new place."""
     return {name: params[name] + delta.to(params[name]) for name, delta in step.items()}
 
 
-def _losses(ctx: Context, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor | None]:
+def _losses_and_errors(ctx: Context, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor | None]:
     """Losses of the samples, and 1 for every wrong one."""
     losses = ctx.problem.loss(outputs, targets).double()
     if not ctx.problem.classification:

@@ -44,10 +44,10 @@ class SampleMeans:
         """Means over all ranks, which have the same keys."""
         keys = list(self._sums)
         summed = ranks.summed([torch.stack([self._sums[key] for key in keys])])[0] if keys else torch.zeros(0, 6)
-        return {key: _estimate(row) for key, row in zip(keys, summed.tolist(), strict=True)}
+        return {key: _estimate_of_row(row) for key, row in zip(keys, summed.tolist(), strict=True)}
 
 
-def _estimate(row: list[float]) -> Uncertain:
+def _estimate_of_row(row: list[float]) -> Uncertain:
     groups, n, total, squares, mixed, sizes = row
     mean = total / n
     if not math.isfinite(mean) or groups < 2:

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 from torch import nn
 
-from flatscope.charts import resized
+from flatscope.charts import resized_figure
 from flatscope.decisions.allocation import Allocation, allocate
 from flatscope.decisions.applying import Rounded, apply_allocation
 from flatscope.errors import InputError
@@ -94,9 +94,12 @@ class Sensitivity(DrawnResult):
         """Rise of the loss at each number of bits, and what to do next."""
         known = self._frame[self._frame["measured"].notna()]
         rounded = known[known["bits"].notna()]
-        lines = [_line(rounded[rounded["bits"] == b], f"{b} bits") for b in sorted(rounded["bits"].unique())[::-1]][-3:]
+        lines = [
+            _sentence_on_bits(rounded[rounded["bits"] == b], f"{b} bits")
+            for b in sorted(rounded["bits"].unique())[::-1]
+        ][-3:]
         if not lines and len(known):
-            lines = [_line(known, "these shares of zeros")]
+            lines = [_sentence_on_bits(known, "these shares of zeros")]
         if missing := len(self._frame) - len(known):
             lines.insert(0, f"{missing} of {numbered(len(self._frame), 'change')} could not be measured: see `reason`.")
         if len(rounded):
@@ -157,7 +160,7 @@ class Sensitivity(DrawnResult):
         if drawn is not None:
             figure.colorbar(drawn, ax=left, label="measured rise of the loss")
         self.plot_sizes(right)
-        return resized(figure, width, font_size)
+        return resized_figure(figure, width, font_size)
 
     def plot(self, ax: Axes | None = None) -> Any:
         """Draw the heat map of layers by changes into axes; without any, a figure with both pictures."""
@@ -221,24 +224,26 @@ class Sensitivity(DrawnResult):
         for name, column in self._frame.items():
             kind = COLUMNS[str(name)]
             arrays[str(name)] = (
-                column.astype("float64").to_numpy() if kind == "Int64" else column.to_numpy(dtype=_plain_type(kind))
+                column.astype("float64").to_numpy()
+                if kind == "Int64"
+                else column.to_numpy(dtype=_plain_value_type(kind))
             )
         return arrays
 
 
-def _plain_type(kind: str) -> Any:
+def _plain_value_type(kind: str) -> Any:
     return str if kind == "object" else kind
 
 
-def _rise(row: Any) -> str:
+def _rise_in_words(row: Any) -> str:
     return f"{number(float(row['measured']), 2)} ± {number(float(row['measured_stderr']), 2)}"
 
 
-def _line(rows: pd.DataFrame, what: str) -> str:
+def _sentence_on_bits(rows: pd.DataFrame, what: str) -> str:
     """Sentence on the rise of the loss at one number of bits."""
     total, worst = float(rows["measured"].sum()), rows.iloc[int(rows["measured"].argmax())]
     free = rows["measured"] <= RESOLVED * rows["measured_stderr"].fillna(math.inf)  # of one sample
     return (
         f"At {what}, {int(free.sum())} of {numbered(len(rows), 'layer')} cost nothing that these samples resolve; "
-        f"most sensitive: {worst['layer']} ({_rise(worst)}); sum of single rises {number(total, 2)}."
+        f"most sensitive: {worst['layer']} ({_rise_in_words(worst)}); sum of single rises {number(total, 2)}."
     )

@@ -14,12 +14,12 @@ from torch import Tensor
 
 from flatscope.context import Context, Effort, make_effort
 from flatscope.curvature.memory import allowed
-from flatscope.decisions.all_weights import place_of, unfrozen
+from flatscope.decisions.all_weights import place_of_weight, problem_with_all_weights_free
 from flatscope.decisions.allocation import named_layers
 from flatscope.decisions.block_quadratics import Predicted, predicted_rises
-from flatscope.decisions.changes import Change, Rounding, changed, changes_of
+from flatscope.decisions.changes import Change, Rounding, changed_weight, changes_asked_for
 from flatscope.decisions.curvature_diagonals import output_diagonals
-from flatscope.decisions.rises import Rises, rises_in_time
+from flatscope.decisions.rises import Rises, measured_rises_in_time
 from flatscope.decisions.sample_means import NOTHING, Uncertain
 from flatscope.decisions.sensitivity import COLUMNS, Sensitivity
 from flatscope.decisions.slopes import Steps
@@ -89,12 +89,14 @@ def sensitivity(
     """
     if not isinstance(problem, Problem):
         raise InputError("a Problem", type(problem).__name__, "sensitivity", "Make one: Problem(model, train=(x, y))")
-    rule, changes = Rounding.named(rounding), changes_of(bits, sparsity)
+    rule, changes = Rounding.named(rounding), changes_asked_for(bits, sparsity)
     with own_settings(problem.generators):
-        return _sensitivity(problem, changes, rule, layers, trapezoid, make_effort(precision, budget, memory), seed)
+        return _compute_sensitivity(
+            problem, changes, rule, layers, trapezoid, make_effort(precision, budget, memory), seed
+        )
 
 
-def _sensitivity(
+def _compute_sensitivity(
     problem: Problem,
     changes: Sequence[Change],
     rule: Rounding,
@@ -104,26 +106,28 @@ def _sensitivity(
     seed: int,
 ) -> Sensitivity:
     begun = time.perf_counter()
-    whole = Context(unfrozen(problem), seed=seed, effort=effort)
+    whole = Context(problem_with_all_weights_free(problem), seed=seed, effort=effort)
     ctx = whole if whole.problem.plain is whole.problem else whole.on(whole.problem.plain)
-    chosen = _chosen(ctx, layers)
+    chosen = _layers_of_names(ctx, layers)
     tasks = [Task(layer, change) for layer in chosen for change in changes]
     scores, slope = ctx.scores(), norm(ctx.gradient())  # before the time of a budget goes to what may be left out
     rows: list[dict[str, Any]] = []
     with progress("Measuring layers", total=len(tasks), lines=True) as advance:
-        for group in _groups(ctx, tasks):
-            steps = {} if out_of_time(ctx) else _steps(ctx, group, rule)
+        for group in _groups_of_tasks(ctx, tasks):
+            steps = {} if out_of_time(ctx) else _steps_of_tasks(ctx, group, rule)
             rises = _measured_rises(ctx, group if steps else [], steps, trapezoid, advance)
             steps = {key: step for key, step in steps.items() if (key, "rise") in rises}
             predicted, no_prediction = None, ""
             if steps:
-                predicted, no_prediction = _tried(partial(predicted_rises, ctx, steps, effort.precision))
+                predicted, no_prediction = _result_or_reason(partial(predicted_rises, ctx, steps, effort.precision))
             for task in group:
                 if task.key not in steps:
-                    rows.append(_row(ctx, task, reason=LATE))
+                    rows.append(_sensitivity_row(ctx, task, reason=LATE))
                     continue
-                rows.append(_row(ctx, task, rises, predicted, steps[task.key][task.layer.weight], no_prediction))
-    places = {layer.weight: _place_text(whole, ctx.params[layer.weight], layer) for layer in chosen}
+                rows.append(
+                    _sensitivity_row(ctx, task, rises, predicted, steps[task.key][task.layer.weight], no_prediction)
+                )
+    places = {layer.weight: _place_in_words(whole, ctx.params[layer.weight], layer) for layer in chosen}
     rows = [{**row, "weight": places[row["weight"]]} for row in rows]
     meta = {
         **whole.provenance(begun),
@@ -145,12 +149,12 @@ def _measured_rises(
     at_once = ctx.effort.limits.measured_together
     for start in range(0, len(group), at_once):
         tasks = group[start : start + at_once]
-        rises |= rises_in_time(ctx, {task.key: steps[task.key] for task in tasks}, trapezoid=trapezoid)
+        rises |= measured_rises_in_time(ctx, {task.key: steps[task.key] for task in tasks}, trapezoid=trapezoid)
         advance(len(tasks), note=tasks[-1].layer.name)
     return rises
 
 
-def _chosen(ctx: Context, names: Sequence[str] | None) -> list[Layer]:
+def _layers_of_names(ctx: Context, names: Sequence[str] | None) -> list[Layer]:
     found = {layer.name: layer for layer in ctx.network}
     if not found:
         raise InputError("a network with layers", ctx.network.missing, where="sensitivity")
@@ -160,7 +164,7 @@ def _chosen(ctx: Context, names: Sequence[str] | None) -> list[Layer]:
     return [layer for name, layer in found.items() if name in wanted]
 
 
-def _groups(ctx: Context, tasks: Sequence[Task]) -> list[list[Task]]:
+def _groups_of_tasks(ctx: Context, tasks: Sequence[Task]) -> list[list[Task]]:
     """Tasks whose changes are held together and predicted by one sweep, the changes of a layer together."""
     groups: list[list[Task]] = [[]]
     most = allowed(ctx.effort.limits.kept_memory, ctx.problem.device, ctx.effort.memory)
@@ -176,24 +180,24 @@ def _groups(ctx: Context, tasks: Sequence[Task]) -> list[list[Task]]:
     return groups
 
 
-def _steps(ctx: Context, tasks: Sequence[Task], rule: Rounding) -> dict[Any, dict[str, Tensor]]:
+def _steps_of_tasks(ctx: Context, tasks: Sequence[Task], rule: Rounding) -> dict[Any, dict[str, Tensor]]:
     """Δ of some changes, by their keys; none where the time is up before the curvature that chooses zeros is known."""
     try:
-        return {task.key: {task.layer.weight: _step(ctx, task, rule)} for task in tasks}
+        return {task.key: {task.layer.weight: _step_of_task(ctx, task, rule)} for task in tasks}
     except NotApplicable:
         if not out_of_time(ctx):
             raise
         return {}
 
 
-def _step(ctx: Context, task: Task, rule: Rounding) -> Tensor:
+def _step_of_task(ctx: Context, task: Task, rule: Rounding) -> Tensor:
     """Δ of a change."""
     weight, name = ctx.params[task.layer.weight], task.layer.weight
 
     def diagonal() -> Tensor:
         return ctx.cached(_saliency_diagonals)[name]
 
-    return changed(task.change, weight, task.layer, rule, diagonal) - weight
+    return changed_weight(task.change, weight, task.layer, rule, diagonal) - weight
 
 
 def _saliency_diagonals(ctx: Context) -> dict[str, Tensor]:
@@ -203,7 +207,7 @@ def _saliency_diagonals(ctx: Context) -> dict[str, Tensor]:
     return output_diagonals(ctx, names, "gauss_newton", precision).values
 
 
-def _tried(work: Any) -> tuple[Any, str]:
+def _result_or_reason(work: Any) -> tuple[Any, str]:
     """Result and no reason, or None and the reason of a failure, so that earlier measurements are not lost."""
     try:
         with differentiated_twice():
@@ -212,19 +216,19 @@ def _tried(work: Any) -> tuple[Any, str]:
         return None, str(problem)
 
 
-def _by_trace(trace: Uncertain, step: Tensor) -> Uncertain:
+def _rise_by_trace(trace: Uncertain, step: Tensor) -> Uncertain:
     """½ (Tr H / n) ‖Δ‖² (HAWQ-V2), with the errors of estimator and samples together."""
     factor = 0.5 * float(step.double().square().sum()) / step.numel()
     return Uncertain(factor * trace.value, factor * trace.stderr)
 
 
-def _place_text(whole: Context, value: Tensor, layer: Layer) -> str:
+def _place_in_words(whole: Context, value: Tensor, layer: Layer) -> str:
     """Place of the weight in the user's model; empty where it is computed from several parameters."""
-    place = place_of(layer.weight, value, whole.params)
+    place = place_of_weight(layer.weight, value, whole.params)
     return place.words(whole.params) if place else ""
 
 
-def _row(
+def _sensitivity_row(
     ctx: Context,
     task: Task,
     rises: Rises | None = None,
@@ -236,7 +240,7 @@ def _row(
     trace = predicted.traces.get(task.layer.weight) if predicted else None
     numbers = {
         "predicted": predicted.rises[key] if predicted else NOTHING,
-        "by_trace": NOTHING if step is None or trace is None else _by_trace(trace, step),
+        "by_trace": NOTHING if step is None or trace is None else _rise_by_trace(trace, step),
         "by_trapezoid": rises.get((key, "trapezoid"), NOTHING),
         "measured": rises.get((key, "rise"), NOTHING),
         "error_change": rises.get((key, "error"), NOTHING),

@@ -26,7 +26,7 @@ Run = Callable[[Params], Tensor]
 Steps = Mapping[Any, Params]  # by a name of the step: Δ of every parameter that moves
 
 
-def along_steps(
+def gradient_products_with_steps(
     ctx: Context, flow: Flow, of_weight: Mapping[str, list[Hashable]], steps: Steps
 ) -> Iterator[tuple[Hashable, Tensor]]:
     """⟨G, Δ⟩ of every sample and column, (n, k) in float64, for each change of a flow's weight.
@@ -49,7 +49,7 @@ def along_steps(
     yield from zip(keys, total.double().unbind(2), strict=True)  # type: ignore[union-attr]
 
 
-def by_weight(steps: Steps) -> dict[str, list[Hashable]]:
+def steps_by_weight(steps: Steps) -> dict[str, list[Hashable]]:
     """Names of the changes of each weight; these move one weight each."""
     found: dict[str, list[Hashable]] = {}
     for key, step in steps.items():
@@ -57,7 +57,7 @@ def by_weight(steps: Steps) -> dict[str, list[Hashable]]:
     return found
 
 
-def slopes_here(ctx: Context, batch: Batch, steps: Steps) -> dict[Any, Tensor]:
+def slopes_at_weights(ctx: Context, batch: Batch, steps: Steps) -> dict[Any, Tensor]:
     """g_i·Δ of every sample at the context's weights, by step.
 
     One backward pass serves all steps that move one weight of a layer each; others take a derivative along them.
@@ -66,7 +66,7 @@ def slopes_here(ctx: Context, batch: Batch, steps: Steps) -> dict[Any, Tensor]:
     trainable = set(ctx.problem.trainable) - set(not_covered)
     seen = {key: step for key, step in steps.items() if len(step) == 1 and trainable >= step.keys()}
     try:
-        slopes = _by_one_gradient(ctx, batch, seen) if seen else {}
+        slopes = _slopes_by_sample_gradients(ctx, batch, seen) if seen else {}
     except NotApplicable:  # values of the samples decide how a layer is used
         slopes = {}
     inputs, targets = batch
@@ -75,16 +75,16 @@ def slopes_here(ctx: Context, batch: Batch, steps: Steps) -> dict[Any, Tensor]:
     return slopes
 
 
-def _by_one_gradient(ctx: Context, batch: Batch, steps: Steps) -> dict[Any, Tensor]:
+def _slopes_by_sample_gradients(ctx: Context, batch: Batch, steps: Steps) -> dict[Any, Tensor]:
     """Slopes from the gradients of single samples, which the layers' inputs and outputs give."""
-    (inputs, targets), of_weight = batch, by_weight(steps)
+    (inputs, targets), of_weight = batch, steps_by_weight(steps)
     others, size = dict.fromkeys(ctx.params.keys() - of_weight.keys(), ""), sweep_plan(ctx, 1).samples
 
     def slopes(start: int, stop: int) -> dict[Any, Tensor]:
         samples = cut(inputs, start, stop), targets[start:stop]
         sums = {key: torch.zeros(stop - start, dtype=torch.float64, device=targets.device) for key in steps}
         for flow in gradient_flows(ctx, samples, others):
-            for key, along in along_steps(ctx, flow, of_weight, steps):
+            for key, along in gradient_products_with_steps(ctx, flow, of_weight, steps):
                 sums[key] += along[:, 0]
         return sums
 
@@ -113,14 +113,14 @@ def slopes_along(loss: Loss, run: Run, targets: Tensor, params: Params, step: Pa
         step: Δ of those that move.
     """
     try:
-        return _by_tangents(loss, run, targets, params, step)
+        return _slopes_in_forward_mode(loss, run, targets, params, step)
     except (NotImplementedError, RuntimeError) as problem:
         if "forward" not in str(problem) and "jvp" not in str(problem):
             raise
-    return _by_two_backward_passes(loss, run, targets, params, step)
+    return _slopes_by_two_backward_passes(loss, run, targets, params, step)
 
 
-def _by_tangents(loss: Loss, run: Run, targets: Tensor, params: Params, step: Params) -> Tensor:
+def _slopes_in_forward_mode(loss: Loss, run: Run, targets: Tensor, params: Params, step: Params) -> Tensor:
     with torch.no_grad(), forward_ad.dual_level():
         dual: dict[str, Any] = {
             name: forward_ad.make_dual(params[name].detach(), delta.to(params[name])) for name, delta in step.items()
@@ -130,7 +130,7 @@ def _by_tangents(loss: Loss, run: Run, targets: Tensor, params: Params, step: Pa
     return torch.zeros_like(losses, dtype=torch.float64) if tangent is None else tangent.double()
 
 
-def _by_two_backward_passes(loss: Loss, run: Run, targets: Tensor, params: Params, step: Params) -> Tensor:
+def _slopes_by_two_backward_passes(loss: Loss, run: Run, targets: Tensor, params: Params, step: Params) -> Tensor:
     with torch.enable_grad():
         leaves = {name: params[name].detach().requires_grad_() for name in step}
         losses = loss(run({**params, **leaves}), targets)

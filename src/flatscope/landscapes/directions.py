@@ -16,7 +16,7 @@ from flatscope.context import Context
 from flatscope.curvature.operators import Hessian
 from flatscope.curvature.spectrum import Wanted, extreme_eigenpairs
 from flatscope.errors import InputError
-from flatscope.input_checks import replica
+from flatscope.input_checks import independent_copy
 from flatscope.params import Params, dot, flatten, named_parameters, norm, unflatten
 from flatscope.symmetries.basis_paths import PathCoordinates
 from flatscope.symmetries.folding import fold_batchnorm, has_batchnorm
@@ -187,9 +187,9 @@ def _folded_params(ctx: Context, template: nn.Module, other: Any) -> Params:
         raise InputError(f"one of {', '.join(NAMES)}, a module or a state dict", repr(other), where="directions")
     where = "directions, the other network"
     if isinstance(other, nn.Module):
-        module = replica(other)
+        module = independent_copy(other)
     else:
-        module = replica(template)
+        module = independent_copy(template)
         try:
             module.load_state_dict(dict(other))
         except (RuntimeError, TypeError) as problem:

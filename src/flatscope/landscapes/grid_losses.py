@@ -11,7 +11,7 @@ from torch import Tensor
 from flatscope.context import Context, sample_margins
 from flatscope.landscapes.directions import Plane
 from flatscope.measures.lines import answered_forward, layer_responses_along_directions, layers_before_any_moved_weight
-from flatscope.params import Params, count, on_stacked
+from flatscope.params import Params, count, vectorised_over_points
 from flatscope.perturbation import FEW_SAMPLES, can_stack_weights
 from flatscope.problem import DEFAULT_BATCH
 from flatscope.samples import Inputs, parts_of
@@ -177,7 +177,7 @@ class GridLosses:
         def outputs(point: Params, answered: Params) -> Tensor:
             return answered_forward(self._ctx, inputs, {**self._ctx.params, **point}, answered)
 
-        result: Tensor = on_stacked(outputs, weights, answers)
+        result: Tensor = vectorised_over_points(outputs, weights, answers)
         return result
 
     def _batches(self) -> Iterator[Known]:

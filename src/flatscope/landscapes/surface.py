@@ -12,7 +12,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from flatscope.charts import label_powers, resized
+from flatscope.charts import label_powers, resized_figure
 from flatscope.errors import InputError
 from flatscope.files import Arrays
 from flatscope.formatting import number
@@ -175,7 +175,7 @@ class Surface(DrawnResult):
             ax.set_title(titles[n] if titles else default, fontsize=10)
         if drawn is not None:
             figure.colorbar(drawn, ax=list(panels), label=_quantity_label(surfaces[0], quantity), format="%.3g")
-        return resized(figure, width, font_size)
+        return resized_figure(figure, width, font_size)
 
     def headline_lines(self) -> list[str]:
         """Sentences on the rise of the loss on the picture, on falls, and on whether pictures can be compared."""

@@ -16,7 +16,7 @@ from flatscope.curvature.memory import in_batches
 from flatscope.curvature.per_sample_gradients import gradient_forms
 from flatscope.curvature.sweep import gradient_flows, sweep_plan
 from flatscope.errors import InputError
-from flatscope.params import Params, count, flatten, norm, on_stacked
+from flatscope.params import Params, count, flatten, norm, vectorised_over_points
 from flatscope.perturbation import loss_and_gradient, stacked_call_agrees
 from flatscope.registry import Value, measure
 from flatscope.samples import Batch, Inputs, cut, each_part
@@ -181,14 +181,14 @@ def sample_gradients(ctx: Context, names: Sequence[str] | None = None) -> Iterat
         names: the parameters; all that are trainable by default.
     """
     moved = ctx.trainable if names is None else {name: ctx.trainable[name] for name in names}
-    run = _sample_gradients_in_one_call if ctx.cached(vectorises) else _sample_gradients_one_by_one
+    run = _sample_gradients_in_one_call if ctx.cached(can_vectorise_sample_gradients) else _sample_gradients_one_by_one
     for kind in ("forward", "backward"):
         ctx.count(kind, ctx.problem.n_train)
     for inputs, targets in ctx.share(size=_samples_at_once(ctx, moved)):
         yield run(ctx, moved, inputs, targets)
 
 
-def vectorises(ctx: Context) -> bool:
+def can_vectorise_sample_gradients(ctx: Context) -> bool:
     """Whether all per-sample gradients come from one call; tried on two samples and compared with one by one."""
     inputs, targets = next(iter(ctx.batches(size=2)))
     ways = (
@@ -206,7 +206,7 @@ def _sample_gradients_in_one_call(ctx: Context, moved: Params, inputs: Inputs, t
         outputs = ctx.forward(each_part(inputs, lambda value: value[None]), {**ctx.params, **params})
         return ctx.problem.loss(outputs, target[None]).sum()
 
-    stacked: Params = on_stacked(grad(loss), point, inputs, targets, in_dims=(None, 0, 0))
+    stacked: Params = vectorised_over_points(grad(loss), point, inputs, targets, in_dims=(None, 0, 0))
     return torch.cat([stacked[name].detach().reshape(len(targets), -1) for name in point], dim=1)
 
 

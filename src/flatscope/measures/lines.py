@@ -23,7 +23,7 @@ from flatscope.curvature.operators import activations, batch_size
 from flatscope.errors import InputError, NotApplicable, UnknownNameError, refuse_unknown
 from flatscope.network.interception import LAYER_CALLS, Operation
 from flatscope.network.layer_uses import LayerRecorder, LayerUse
-from flatscope.params import Params, count, on_stacked
+from flatscope.params import Params, count, vectorised_over_points
 from flatscope.perturbation import FEW_SAMPLES, KEPT_BYTES, STACK_BYTES, agree_to_rounding, stacked_call_agrees
 from flatscope.samples import Inputs, cut, parts_of
 
@@ -150,7 +150,7 @@ class Lines:
             return torch.stack([one(radius, *self._line(known, line)).cpu() for line, radius in pairs])
         everything = len(lines) == len(next(iter(self.directions.values())))
         picked = slice(None) if everything else lines.to(self.ctx.problem.device)
-        sums: Tensor = on_stacked(
+        sums: Tensor = vectorised_over_points(
             one, radii.to(self.ctx.problem.device, self.ctx.problem.dtype), *self._line(known, picked)
         )
         return sums.cpu()

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from flatscope.context import Context
 from flatscope.errors import InputError
-from flatscope.params import Params, count, on_stacked
+from flatscope.params import Params, count, vectorised_over_points
 from flatscope.perturbation import (
     FEW_SAMPLES,
     STACK_BYTES,
@@ -195,5 +195,5 @@ def _losses_on_stacks(ctx: Context, noise: Params, sizes: Tensor, each: Sequence
     targets = torch.stack([part for _, part in firsts])
     with torch.no_grad():
         over_sizes = torch.vmap(mean_loss, in_dims=(0, None, None))
-        losses: Tensor = on_stacked(over_sizes, points, inputs, targets)
+        losses: Tensor = vectorised_over_points(over_sizes, points, inputs, targets)
     return losses.cpu()

@@ -25,7 +25,7 @@ from flatscope.context import Context
 from flatscope.curvature.operators import Hessian
 from flatscope.curvature.spectrum import krylov_space
 from flatscope.errors import InputError, NotApplicable, refuse_unless_whole
-from flatscope.params import Params, on_stacked
+from flatscope.params import Params, vectorised_over_points
 from flatscope.perturbation import (
     batch_gradient,
     joined_stacks,
@@ -299,7 +299,7 @@ def _chains_in_one_call(ctx: Context, stacked: Params, inputs: Inputs, targets: 
 
     with torch.enable_grad():
         apart = each_part(inputs, lambda part: torch.unflatten(part, 0, (k, -1)))
-        losses = on_stacked(loss, apart, torch.unflatten(targets, 0, (k, -1)), *leaves.values())
+        losses = vectorised_over_points(loss, apart, torch.unflatten(targets, 0, (k, -1)), *leaves.values())
         gradients = torch.autograd.grad(losses.sum(), list(leaves.values()), materialize_grads=True)
     return losses.detach(), {name: part.double() for name, part in zip(leaves, gradients, strict=True)}
 

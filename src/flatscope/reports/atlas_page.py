@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from markupsafe import Markup
 
-from flatscope.formatting import as_percent, numbered, printable, written
+from flatscope.formatting import as_percent, numbered, printable_text, written
 from flatscope.reports.markup import (
     Cell,
     Colours,
@@ -175,7 +175,7 @@ def _chart_data(found: Atlas) -> dict[str, Any]:
     curves, said, factors = [], [], []
     for kind, scope, axis in itertools.product(kinds, scopes, axes):
         own = [found.curve(measure, axis, scope, kind) for measure in measures]
-        said += [printable(found.sentence(measure, axis, scope, kind)) for measure in measures]
+        said += [printable_text(found.sentence(measure, axis, scope, kind)) for measure in measures]
         wider = [
             _interval_half_width(p.band_low, p.band_high) / _interval_half_width(p.low, p.high)
             for p in itertools.chain(*own)
@@ -191,8 +191,8 @@ def _chart_data(found: Atlas) -> dict[str, Any]:
             for curve in own
         ]
     return {
-        "measures": [printable(name) for name in measures],
-        "scopes": [printable(name) for name in scopes],
+        "measures": [printable_text(name) for name in measures],
+        "scopes": [printable_text(name) for name in scopes],
         "networks": [found.curve(measures[0], scope=scope)[0].networks for scope in scopes],
         "axes": [_axis_points(axis, found.curve(measures[0], axis)) for axis in axes],
         "curves": curves, "said": said, "factors": factors, "fine": FINE,

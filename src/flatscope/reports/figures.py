@@ -16,7 +16,7 @@ import pandas as pd
 from flatscope.disk import whole_file
 from flatscope.errors import InputError
 from flatscope.files import PICTURES, figure_bytes
-from flatscope.formatting import as_percent, labelled, with_error, written
+from flatscope.formatting import as_percent, measure_label, with_error, written
 from flatscope.reports.markup import Colours
 from flatscope.reports.measured import comparison_data
 from flatscope.reports.plots import (
@@ -131,7 +131,7 @@ def _rows_by_measure_and_network(tables: Mapping[str, Table], level: str) -> dic
     found: dict[str, dict[str, pd.DataFrame]] = {}
     for network, table in tables.items():
         for (measure, options), rows in rows_of(table.to_frame(), level).groupby(["measure", "options"], sort=False):
-            found.setdefault(labelled(str(measure), str(options)), {})[network] = rows
+            found.setdefault(measure_label(str(measure), str(options)), {})[network] = rows
     return found
 
 

@@ -20,7 +20,7 @@ from flatscope.disk import read_with_sum
 from flatscope.errors import FlatscopeError, InputError
 from flatscope.explaining import Explanation
 from flatscope.files import foreign_parquet, from_json_bytes, from_npz_bytes, parquet_metadata
-from flatscope.formatting import printable
+from flatscope.formatting import printable_text
 from flatscope.landscapes.surface import Surface
 from flatscope.reports import sections
 from flatscope.reports.decisions_page import DECISION_KINDS
@@ -172,9 +172,9 @@ def by_kind(items: object) -> dict[str, dict[str, Any]]:
 def _named_items(items: object, name: str | None) -> Iterator[tuple[str | None, object]]:
     if isinstance(items, Mapping):
         for key, item in items.items():
-            yield from _named_items(item, printable(str(key)))
+            yield from _named_items(item, printable_text(str(key)))
     elif isinstance(items, tuple) and len(items) == 2 and isinstance(items[0], str):
-        yield from _named_items(items[1], printable(items[0]))
+        yield from _named_items(items[1], printable_text(items[0]))
     elif isinstance(items, (list, tuple)):
         for item in items:
             yield from _named_items(item, name)

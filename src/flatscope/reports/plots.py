@@ -17,7 +17,7 @@ from xml.etree import ElementTree
 
 from markupsafe import Markup, escape
 
-from flatscope.formatting import printable, written
+from flatscope.formatting import printable_text, written
 from flatscope.reports.markup import Section, element, table
 
 if TYPE_CHECKING:
@@ -181,7 +181,7 @@ def _svg_text(figure: Figure, salt: str) -> str:
     with rc_context({"svg.hashsalt": salt, "svg.fonttype": "none"}):
         # Figure.savefig would draw it twice.
         FigureCanvasSVG(figure).print_svg(buffer, metadata={"Date": None})  # type: ignore[no-untyped-call]
-    return printable(buffer.getvalue().decode())
+    return printable_text(buffer.getvalue().decode())
 
 
 def _svg_for_page(text: str, label: str, salt: str) -> Markup:

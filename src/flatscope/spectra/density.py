@@ -14,7 +14,7 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from flatscope.charts import label_powers, resized
+from flatscope.charts import label_powers, resized_figure
 from flatscope.curvature import brackets
 from flatscope.errors import InputError
 from flatscope.formatting import number
@@ -259,7 +259,7 @@ class SpectralDensity(DrawnResult):
         figure = Figure(figsize=FIGURE, layout="constrained")
         ax = figure.add_subplot()
         self.plot(ax)
-        resized(figure, width, font_size)
+        resized_figure(figure, width, font_size)
         if caption:
             size = font_size or CAPTION_SIZE
             letters = CAPTION * figure.get_size_inches()[0] / FIGURE[0] * CAPTION_SIZE / size

@@ -10,7 +10,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from flatscope.charts import resized
+from flatscope.charts import resized_figure
 from flatscope.files import Arrays
 from flatscope.formatting import number
 from flatscope.params import Params
@@ -106,7 +106,7 @@ class Eigenpairs(DrawnResult):
 
         figure = Figure(figsize=(5.0, 3.0), layout="constrained")
         self.plot(figure.add_subplot())
-        return resized(figure, width, font_size)
+        return resized_figure(figure, width, font_size)
 
     def plot(self, ax: Axes | None = None) -> Any:
         """Draw eigenvalues by their number, with residuals as error bars; a figure of its own without axes."""

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from flatscope.errors import InputError
-from flatscope.input_checks import replica
+from flatscope.input_checks import independent_copy
 from flatscope.isolation import own_settings
 from flatscope.network.interception import (
     LAYER_CALLS,
@@ -66,7 +66,7 @@ def fold_batchnorm(model: nn.Module, example: Inputs) -> nn.Module:
           (1): Identity()
         )
     """
-    original = replica(model).eval()
+    original = independent_copy(model).eval()
     _refuse_batch_statistics(original)
     inputs = two_samples(fitting(original, example))
     folded = normal_form(original, [inputs])

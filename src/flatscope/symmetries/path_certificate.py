@@ -26,7 +26,7 @@ from flatscope.network.interception import LAYER_CALLS, Operation, address_of, r
 from flatscope.network.jumps import Jumps
 from flatscope.network.layer_uses import Roles
 from flatscope.network.operations import TABLE
-from flatscope.params import Params, copied, count, on_stacked
+from flatscope.params import Params, copied, count, vectorised_over_points
 from flatscope.samples import Inputs, copies, moved
 from flatscope.symmetries.basis_paths import PathCoordinates
 from flatscope.symmetries.scaling import rescaled_params
@@ -117,7 +117,7 @@ class ActivationCertificate:
             some = points[start : start + width]
             stacked = {name: torch.stack([point[name] for point in some]) for name in some[0]}
             try:
-                states: tuple[Tensor, ...] = on_stacked(partial(self._states_at, inputs), stacked)
+                states: tuple[Tensor, ...] = vectorised_over_points(partial(self._states_at, inputs), stacked)
                 found += zip(*(state.unbind() for state in states), strict=True)
             except RuntimeError:  # an operation that does not run on stacked weights
                 found += [self._states_at(inputs, point) for point in some]

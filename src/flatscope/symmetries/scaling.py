@@ -17,7 +17,7 @@ from scipy.sparse.csgraph import connected_components
 from torch import Tensor, nn
 
 from flatscope.errors import InputError, NotApplicable
-from flatscope.input_checks import replica
+from flatscope.input_checks import independent_copy
 from flatscope.isolation import own_settings
 from flatscope.network.interception import refuse_if_different
 from flatscope.network.normal_form import mask_name, masks_of
@@ -76,7 +76,7 @@ def rescale(
     """
     if by not in WAYS:
         raise InputError(f"one of {', '.join(WAYS)}", repr(by), where="rescale, by")
-    base = replica(model).eval() if by == "batchnorm" else fold_batchnorm(model, example)
+    base = independent_copy(model).eval() if by == "batchnorm" else fold_batchnorm(model, example)
     graph = trace(base, example, inner=by in INNER)
     if factors is None:
         return equivalent_network(base, graph, example, by, low, high, seed)

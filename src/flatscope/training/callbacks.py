@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from flatscope.errors import FlatscopeError, InputError, NumericalWarning, refuse_unless_whole
-from flatscope.input_checks import replica
+from flatscope.input_checks import independent_copy
 from flatscope.isolation import own_settings
 from flatscope.loss import PerSample
 from flatscope.measuring import Options, measure
@@ -129,7 +129,7 @@ class Recorder:
 
     def _measured(self, model: nn.Module) -> Table:
         with own_settings():  # hooks may be called where gradients are off or numbers are short
-            return self._table(Problem(replica(model).eval(), self.data, self.test, self.loss, shard=False))
+            return self._table(Problem(independent_copy(model).eval(), self.data, self.test, self.loss, shard=False))
 
     def _keep(self, epoch: int, table: Table) -> None:
         self.tables[epoch] = table

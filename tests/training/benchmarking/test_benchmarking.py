@@ -28,7 +28,7 @@ from flatscope.training.benchmarking import leaderboard, recipe, release, scores
 from flatscope.training.benchmarking.leaderboard import benchmark
 from flatscope.training.benchmarking.leaderboard_result import Leaderboard
 from flatscope.training.benchmarking.release import released_leaderboard, released_population
-from flatscope.training.benchmarking.scores import CHANCE, CONTROLS, ORACLE, score_all, with_controls
+from flatscope.training.benchmarking.scores import CHANCE, CONTROLS, ORACLE, population_with_controls, score_all
 from flatscope.training.sweeps.configuration import key_of
 from flatscope.training.sweeps.store import Store
 from flatscope.training.sweeps.work import stored_problem, train_and_measure
@@ -134,7 +134,7 @@ def test_a_network_that_does_not_get_there_stays_without_values(
     assert len(frame) == 2 * len(recipe.benchmark_networks())
     assert not frame["reached"].any()
     assert frame["gap"].isna().all()
-    assert score_all(with_controls(frame), [ORACLE]).empty
+    assert score_all(population_with_controls(frame), [ORACLE]).empty
 
 
 def test_twins_compute_the_same_with_other_weights(small: None, tmp_path: Path) -> None:
@@ -171,7 +171,7 @@ def test_a_population_is_built_scored_and_joined(soon: None, tmp_path: Path, mon
     assert row is not None
     assert math.isfinite(row["value"])
     values = leaderboard._values_of_own_functions(
-        {"largest_weight": largest_weight}, with_controls(population), Store(store)
+        {"largest_weight": largest_weight}, population_with_controls(population), Store(store)
     )
     assert np.isfinite(values["largest_weight"]).all()
     assert not np.allclose(values["largest_weight"][1], values["rescaled.largest_weight"][1])
@@ -420,7 +420,7 @@ def test_a_form_of_a_measure_is_scored_by_its_label() -> None:
 
 def test_released_scores_are_those_of_the_released_table() -> None:
     population, _ = released_population()
-    part = with_controls(population)
+    part = population_with_controls(population)
     part = part[(part["data"] == "cifar10") & (part["stop"] == 0.01)]
     chosen = ["l2_path_norm", "margin", "certified_radius", "kappa[form=sum]"]
     again = score_all(part, chosen)

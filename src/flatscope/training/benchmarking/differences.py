@@ -95,7 +95,7 @@ class Agreement(NamedTuple):
         return 2 * low - 1, 2 * high - 1
 
 
-def agreement(parts: Sequence[PairedNetworks], votes: Sequence[Vote], changed: Sequence[str]) -> Agreement:
+def agreement_over_pairs(parts: Sequence[PairedNetworks], votes: Sequence[Vote], changed: Sequence[str]) -> Agreement:
     """Ψ over the pairs that differ in one of these settings.
 
     Args:
@@ -126,13 +126,13 @@ def agreement(parts: Sequence[PairedNetworks], votes: Sequence[Vote], changed: S
     return Agreement(total, error, count, apart)
 
 
-def by_difference(population: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
+def scores_by_difference(population: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
     """Ψ of every measure for every kind of difference, and of the vote of those that count; columns of a record."""
     parts, rows = parts_of_population(population), []
     for name in names:
         votes = [_vote_of_measure(part.frame, name) for part in parts]
         for kind, changed in CHANGED.items():
-            scored = agreement(parts, votes, changed)
+            scored = agreement_over_pairs(parts, votes, changed)
             rows.append((name, kind, scored.value, *scored.ends, scored.pairs))
     for kind in CHANGED:
         scored = vote_on_the_other(parts, names, kind)
@@ -140,12 +140,12 @@ def by_difference(population: pd.DataFrame, names: Sequence[str]) -> pd.DataFram
     return pd.DataFrame(rows, columns=list(COLUMNS)).astype(COLUMNS)
 
 
-def records_on(population: pd.DataFrame, name: str) -> dict[str, Record]:
+def records_on_population(population: pd.DataFrame, name: str) -> dict[str, Record]:
     """{kind of difference: how a measure ranked such pairs}, for the kinds that the population has."""
     parts, records = parts_of_population(population), {}
     votes = [_vote_of_measure(part.frame, name) for part in parts]
     for kind, changed in CHANGED.items():
-        scored = agreement(parts, votes, changed)
+        scored = agreement_over_pairs(parts, votes, changed)
         if scored.pairs:
             records[kind] = Record(scored.value, *scored.ends, scored.pairs)
     return records
@@ -155,20 +155,22 @@ def vote_on_the_other(parts: Sequence[PairedNetworks], names: Sequence[str], kin
     """Ψ of the vote of all measures that count, which are chosen on one data set and scored on the other, both ways."""
     votes = []
     for scored in dict.fromkeys(part.data for part in parts):
-        chosen = counting([part for part in parts if part.data != scored], names, kind)
+        chosen = measures_that_count([part for part in parts if part.data != scored], names, kind)
         there = [part for part in parts if part.data == scored]
-        votes.append(agreement(there, [_vote_of_measures(part.frame, chosen) for part in there], CHANGED[kind]))
+        votes.append(
+            agreement_over_pairs(there, [_vote_of_measures(part.frame, chosen) for part in there], CHANGED[kind])
+        )
     values, errors, pairs, apart = zip(*votes, strict=True)
     return Agreement(float(np.mean(values)), math.hypot(*errors) / len(errors), sum(pairs), sum(apart))
 
 
-def counting(parts: Sequence[PairedNetworks], names: Sequence[str], kind: str) -> list[str]:
+def measures_that_count(parts: Sequence[PairedNetworks], names: Sequence[str], kind: str) -> list[str]:
     """Measures that rank such pairs rightly more often than wrongly, beyond chance; controls and baselines never."""
     known, chosen = declarations(), []
     for name in names:
         entry = known.get(base_name(name))
         if entry is not None and entry.direction != "none":
-            scored = agreement(parts, [_vote_of_measure(part.frame, name) for part in parts], CHANGED[kind])
+            scored = agreement_over_pairs(parts, [_vote_of_measure(part.frame, name) for part in parts], CHANGED[kind])
             if scored.ends[0] > 0:
                 chosen.append(name)
     return chosen

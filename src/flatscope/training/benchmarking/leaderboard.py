@@ -20,7 +20,7 @@ from flatscope.measuring import FAILED, measure
 from flatscope.problem import Problem
 from flatscope.progress import progress
 from flatscope.registry import Value, declarations, select
-from flatscope.training.benchmarking.differences import records_on
+from flatscope.training.benchmarking.differences import records_on_population
 from flatscope.training.benchmarking.leaderboard_result import Leaderboard
 from flatscope.training.benchmarking.recipe import (
     EMBEDDED,
@@ -44,8 +44,8 @@ from flatscope.training.benchmarking.scores import (
     SECOND,
     columns_named,
     columns_with_values,
+    population_with_controls,
     score_all,
-    with_controls,
 )
 from flatscope.training.sweeps.store import Store
 from flatscope.training.sweeps.work import stored_problem
@@ -158,7 +158,7 @@ def _leaderboard_on_embedded_digits(
     population, _ = collect_stored_results(rows, kept)
     beside = {entry.name: entry.function for entry in select(named or None) if entry.name not in own}
     joined = population.assign(**_values_of_own_functions({**own, **beside}, population, kept))
-    scores = score_all(with_controls(joined), [*own, *beside, ORACLE, CHANCE])
+    scores = score_all(population_with_controls(joined), [*own, *beside, ORACLE, CHANCE])
     meta = population_counts(population) | {
         "own": sorted(own),
         "pairs": _pair_records_in_words(joined, own),
@@ -171,7 +171,9 @@ def _leaderboard_on_embedded_digits(
 def _pair_records_in_words(joined: pd.DataFrame, own: Iterable[str]) -> dict[str, str]:
     """{function: how it ranked pairs, in words, by what they differ in}."""
     return {
-        name: "; ".join(f"{DIFFERENCES[kind]}: {record.words}" for kind, record in records_on(joined, name).items())
+        name: "; ".join(
+            f"{DIFFERENCES[kind]}: {record.words}" for kind, record in records_on_population(joined, name).items()
+        )
         for name in own
     }
 
@@ -194,7 +196,7 @@ def _leaderboard_of_measures(population: pd.DataFrame, names: list[str]) -> Lead
     if count in (SUBSET, len(design())):
         return released_leaderboard(count == SUBSET).only(names)
     return Leaderboard(
-        score_all(with_controls(population), names), population_counts(population) | {"version": __version__}
+        score_all(population_with_controls(population), names), population_counts(population) | {"version": __version__}
     )
 
 

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from flatscope.context import Context
 from flatscope.errors import InputError
-from flatscope.formatting import labelled
+from flatscope.formatting import measure_label
 from flatscope.measuring import measure
 from flatscope.problem import Problem
 from flatscope.registry import declarations
@@ -233,7 +233,7 @@ def _numbers_by_measure(
     for name, form in FORMS:
         if name in names:
             table = measure(problem, name, options={name: {**options.get(name, {}), **form}}, context=ctx)
-            numbers[labelled(name, options_text(form))] = table.one_each()[name]
+            numbers[measure_label(name, options_text(form))] = table.one_each()[name]
     ctx.forget()
     return numbers
 

@@ -13,7 +13,7 @@ import pandas as pd
 from flatscope.comparing.records import FILE as RECORDS_FILE
 from flatscope.disk import write_whole
 from flatscope.files import csv_bytes, from_parquet_bytes, parquet_bytes
-from flatscope.training.benchmarking.differences import by_difference
+from flatscope.training.benchmarking.differences import scores_by_difference
 from flatscope.training.benchmarking.leaderboard_result import Leaderboard
 from flatscope.training.benchmarking.recipe import (
     STOPS,
@@ -27,8 +27,8 @@ from flatscope.training.benchmarking.scores import (
     ORACLE,
     SECOND,
     columns_with_values,
+    population_with_controls,
     score_all,
-    with_controls,
 )
 from flatscope.training.sweeps.store import Store
 from flatscope.version import __version__
@@ -78,10 +78,10 @@ def write_release(population: pd.DataFrame, spent: Mapping[str, Any], folder: Pa
     )
     boards = []
     for part, file in ((some, LEADERBOARD_OF_FEW), (population, LEADERBOARD_FILE)):
-        scores = score_all(with_controls(part), [*columns_with_values(part), *CONTROLS])
+        scores = score_all(population_with_controls(part), [*columns_with_values(part), *CONTROLS])
         boards.append(Leaderboard(scores, population_counts(part) | about))
         boards[-1].save(folder / file)
     names = [*columns_with_values(population), *BASELINES, ORACLE, SECOND]
-    found = by_difference(with_controls(population), names).round(3)
+    found = scores_by_difference(population_with_controls(population), names).round(3)
     write_whole(folder / RECORDS_FILE, csv_bytes(found), with_sum=True)
     return boards[-1]

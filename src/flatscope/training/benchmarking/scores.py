@@ -65,7 +65,7 @@ COLUMNS = {
 }
 
 
-def with_controls(population: pd.DataFrame) -> pd.DataFrame:
+def population_with_controls(population: pd.DataFrame) -> pd.DataFrame:
     """The population with columns of what no measure can beat, what every one should, and a second seed's gap."""
     draws = np.random.RandomState(0).standard_normal((2, len(population)))
     seconds = pd.read_parquet(BytesIO((files(__package__) / SECOND_FILE).read_bytes()))
