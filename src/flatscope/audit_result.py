@@ -110,7 +110,7 @@ class Audit(Result):
         moved = list(dict.fromkeys(frame[frame["verdict"] == "moved"]["measure"]))
         tested = list(dict.fromkeys(frame[frame["verdict"] != "not tested"]["measure"]))
         kept = [name for name in tested if name not in moved]
-        lines = self._failed_lines(bool(tested))
+        lines = self._lines_on_failed_measures(bool(tested))
         if not tested:
             return lines or ["Nothing could be rescaled here: rescaling is no reason to doubt a measure."]
         if moved:
@@ -122,7 +122,7 @@ class Audit(Result):
             lines.append(f"Against what they declare: {some_of(names, SHOWN)}. Doubt these numbers on this network.")
         return [*lines, "Unchanged is not yet useful: how well a measure predicts test error, fs.benchmark() says."]
 
-    def _failed_lines(self, some_tested: bool) -> list[str]:
+    def _lines_on_failed_measures(self, some_tested: bool) -> list[str]:
         """Measures that failed, with the reason; where none was tested, also those without a value."""
         rows, walled = self._frame, self._frame["symmetry"].isin(self.meta.get("not rescaled", ()))
         failed = rows["reason"].str.startswith(FAILED)

@@ -188,17 +188,17 @@ class Context:
         return torch.Generator().manual_seed(int.from_bytes(digest, "big") >> 1)
 
     @property
-    def _last(self) -> float | None:
+    def _deadline_of_passes(self) -> float | None:
         """When passes are given up; not by one of several ranks alone, for which the others would wait."""
         return self.effort.last if self.problem.ranks.size == 1 else None
 
     def batches(self, part: str = "train", size: int | None = None) -> Iterator[Batch]:
         """One pass over the samples on the device: all of them, on every rank."""
-        return batches_in_time(self.problem.batches(part, size), self._last)
+        return batches_in_time(self.problem.batches(part, size), self._deadline_of_passes)
 
     def share(self, part: str = "train", size: int | None = None) -> Iterator[Batch]:
         """This rank's share of one pass, for sweeps that then add up over `problem.ranks`; all of it when alone."""
-        return batches_in_time(self.problem.batches(part, size, shared=True), self._last)
+        return batches_in_time(self.problem.batches(part, size, shared=True), self._deadline_of_passes)
 
     def forward(self, inputs: Inputs, params: Params | None = None, rules: Sequence[Rule] = ()) -> Tensor:
         """Outputs at this point, or at other weights; each operation of the network is handed to the rules."""

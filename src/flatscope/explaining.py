@@ -90,13 +90,13 @@ class Explanation(Result):
     def headline_lines(self) -> list[str]:
         """Layers and units that were recognised, the ways of curvature, what is left out, and the cost."""
         meta = self.meta
-        lines = [meta["layers"], meta["units"], self._ways_line()]
+        lines = [meta["layers"], meta["units"], self._ways_in_words()]
         if meta["not_covered"]:
             named = some_of([f"{name} (read by {place})" for name, place in meta["not_covered"].items()], SHOWN)
             lines.append(f"Sums over layers are refused: no recognised layer has {named}.")
         return [*lines, meta["plan"]]
 
-    def _ways_line(self) -> str:
+    def _ways_in_words(self) -> str:
         trained = self._frame[~self._frame["way"].isin((FROZEN, DROPPED))]
         counts = [
             f"of {numbered(len(rows), 'parameter tensor')} by {way}" for way, rows in trained.groupby("way", sort=False)

@@ -145,37 +145,37 @@ class _FormulaReader:
         """Text of all that is left of this group."""
         words: list[_Word] = []
         while self.place < len(self.pieces):
-            word = self._atom()
+            word = self._read_atom()
             while self.place < len(self.pieces) and self.pieces[self.place] in "^_'":
-                word = self._attached(word)
+                word = self._with_index_and_exponent(word)
             words.append(word)
         return _words_with_spaces(words)
 
-    def _group(self) -> str:
+    def _read_group(self) -> str:
         """The braced group, or the one piece, that comes next."""
         end = _end_of_group(self.pieces, self.place)
         inside = self.pieces[self.place : end]
         self.place = end
         return _FormulaReader(inside[1:-1] if inside[0] == "{" else inside).read()
 
-    def _atom(self) -> _Word:
+    def _read_atom(self) -> _Word:
         piece = self.pieces[self.place]
         if piece == "{":
-            return _Word(self._group(), "letter")
+            return _Word(self._read_group(), "letter")
         self.place += 1
         if piece in (r"\frac", r"\tfrac"):
-            return _Word(f"{_in_parentheses(self._group())}/{_in_parentheses(self._group())}", "fraction")
+            return _Word(f"{_in_parentheses(self._read_group())}/{_in_parentheses(self._read_group())}", "fraction")
         if piece == r"\sqrt":
-            return _Word(f"√{_in_parentheses(self._group())}", "letter")
+            return _Word(f"√{_in_parentheses(self._read_group())}", "letter")
         if piece in _ACCENTS:
-            inside = self._group()
+            inside = self._read_group()
             return _Word(f"mean({inside})" if len(inside) > 1 else inside + _ACCENTS[piece], "letter")
         if "{" in piece and len(piece) > 2:
             name = piece.partition("{")[2][:-1]
             return _Word(name, "name" if len(name) > 1 else "number" if name.isdigit() else "letter")
-        return self._sign(piece)
+        return self._read_sign(piece)
 
-    def _sign(self, piece: str) -> _Word:
+    def _read_sign(self, piece: str) -> _Word:
         text = {r"\|": "‖", "-": "−"}.get(piece) or _SIGNS.get(piece) or piece
         if text in self.bars:
             self.bars[text] = not self.bars[text]
@@ -190,12 +190,12 @@ class _FormulaReader:
         named = len(text) > 1 or text in "ΣΠ"
         return _Word(text, "number" if text[0].isdigit() else "name" if named else "letter")
 
-    def _attached(self, base: _Word) -> _Word:
+    def _with_index_and_exponent(self, base: _Word) -> _Word:
         mark = self.pieces[self.place]
         self.place += 1
         if mark == "'":
             return base._replace(text=f"{base.text}′")
-        inside = self._group()
+        inside = self._read_group()
         limit = base.text.partition("[")[0] in _LIMITS
         if limit and ((mark == "_" and len(inside) > 1) or base.text.endswith("]")):
             more = f"{base.text[:-1]}…{inside}]" if base.text.endswith("]") else f"{base.text}[{inside}]"

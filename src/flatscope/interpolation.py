@@ -204,7 +204,7 @@ class _Moments:
         if len(self._parts) % self._uses == 0:
             raise _Reached
 
-    def of_all(self) -> tuple[Tensor, Tensor]:
+    def mean_and_variance(self) -> tuple[Tensor, Tensor]:
         """Over everything that was seen; the variance is biased, as BatchNorm normalises."""
         counts, means, variances = zip(*self._parts, strict=True)
         shares = torch.tensor(counts, dtype=torch.float64, device=means[0].device)[:, None] / sum(counts)
@@ -227,7 +227,7 @@ def _batchnorm_statistics(problem: Problem, several: Sequence[Params]) -> list[P
                 with module.register_forward_pre_hook(seen), contextlib.suppress(_Reached):
                     problem.forward(inputs, params, own)
         for own, seen in zip(buffers, moments, strict=True):
-            for kind, value in zip(("mean", "var"), seen.of_all(), strict=True):
+            for kind, value in zip(("mean", "var"), seen.mean_and_variance(), strict=True):
                 key = f"{name}.running_{kind}".removeprefix(".")
                 own[key] = value.to(own[key])
     return buffers

@@ -120,13 +120,13 @@ class SGLD(torch.optim.Optimizer):
             for weight in moved:
                 if weight.grad.is_sparse or weight.is_complex():
                     raise InputError("dense real gradients", f"{weight.grad.layout}, {weight.dtype}", where="SGLD")
-                self._move(weight, group, power)
+                self._move_parameter(weight, group, power)
             if group["projection"] is not None:
                 project_in_place(moved, group["projection"])
             group["steps"] += 1
         return loss
 
-    def _move(self, weight: Tensor, group: dict[str, Any], power: float) -> None:
+    def _move_parameter(self, weight: Tensor, group: dict[str, Any], power: float) -> None:
         assert weight.grad is not None
         gradient = weight.grad
         if group["weight_decay"]:
@@ -137,12 +137,12 @@ class SGLD(torch.optim.Optimizer):
         else:
             velocity = gradient.mul(-group["lr"])
         if power:
-            generator = self._generator(weight.device)
+            generator = self._noise_generator(weight.device)
             normal = torch.empty_like(weight).normal_(generator=generator)
             velocity.add_(normal, alpha=power)
         weight.add_(velocity)
 
-    def _generator(self, device: torch.device) -> torch.Generator:
+    def _noise_generator(self, device: torch.device) -> torch.Generator:
         """The noise of a device; made when first needed, since parameters may move between devices."""
         name = str(device)
         if name not in self._generators:
@@ -160,13 +160,13 @@ class SGLD(torch.optim.Optimizer):
             raise InputError("a state of SGLD", f"keys {sorted(state_dict)}", where="SGLD.load_state_dict")
         super().load_state_dict(state_dict)
         self.seed, self._generators = state_dict["seed"], {}
-        self._restore(state_dict["generators"])
+        self._restore_noise_states(state_dict["generators"])
 
-    def _restore(self, states: dict[str, Tensor]) -> None:
+    def _restore_noise_states(self, states: dict[str, Tensor]) -> None:
         for name, state in states.items():
             if torch.device(name).type == "cuda" and not torch.cuda.is_available():
                 continue  # a checkpoint of a GPU run, gone on with on the CPU: its noise starts from the seed
-            self._generator(torch.device(name)).set_state(state.cpu())
+            self._noise_generator(torch.device(name)).set_state(state.cpu())
 
     def __getstate__(self) -> dict[str, Any]:
         states = {name: generator.get_state() for name, generator in self._generators.items()}
@@ -177,7 +177,7 @@ class SGLD(torch.optim.Optimizer):
         super().__setstate__(state)
         if states is not None:  # absent when `load_state_dict` calls this
             self._generators = {}
-            self._restore(states)
+            self._restore_noise_states(states)
 
 
 def project_in_place(tensors: Sequence[Tensor], projection: Projection) -> None:

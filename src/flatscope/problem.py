@@ -129,7 +129,7 @@ class Problem:
         self.loss: Loss = read_loss(loss)
         self._one_hot = self._one_logit = self._unmoved = False  # until the targets have been looked at
         self.facts = StructuralFacts()
-        self._take(model)
+        self._take_model(model)
         bad = non_finite_name(self.params, self.buffers)
         if bad:
             raise InputError("finite weights", "NaN or infinity", where=bad, fix="Did training diverge?")
@@ -138,7 +138,7 @@ class Problem:
         # In full, also within coarse products: those of other batches differ by their rounding.
         with untouched_randomness(self.generators), torch.no_grad(), coarse_products(coarse=False):
             looks, self.overlap = look_at_both(self.train, self.test, self.batch_size, self.loss.ignored)
-            probe = self._probe("train")  # a loader that shuffles has others next time
+            probe = self._first_samples("train")  # a loader that shuffles has others next time
             outputs = checked_outputs(self.model, probe, partial(self._try_forward, part="train"))
             for look in looks:
                 refuse_shapes_that_fail(look, lambda inputs: self.forward(moved(inputs, self.device, self.dtype)))
@@ -148,15 +148,15 @@ class Problem:
             self.first_output = outputs[:1].clone()  # of the first training sample
             self._read_targets(outputs, [look.targets for look in looks])
             self.loss = loss_with_normaliser(self.loss, self.batches(), self.n_outputs)
-            refuse_failing_loss(self.loss, outputs, self._probe("train")[1], "train")
+            refuse_failing_loss(self.loss, outputs, self._first_samples("train")[1], "train")
             if self.test is not None:
-                held_out, labels = self._probe("test")
+                held_out, labels = self._first_samples("test")
                 refuse_failing_loss(self.loss, self._try_forward(held_out, "test"), labels, "test")
-            self.loss = in_double_where_possible(self.loss, outputs, self._probe("train")[1])
-            doubts = doubts_of_outputs(self.loss, self._probe("train"), outputs, self.forward, self.params)
+            self.loss = in_double_where_possible(self.loss, outputs, self._first_samples("train")[1])
+            doubts = doubts_of_outputs(self.loss, self._first_samples("train"), outputs, self.forward, self.params)
             numbered = self.classification and not self._one_hot
             strange = [*remarks_on_data(self.loss, numbered, looks, self.n_train, self.overlap)]
-            strange += remarks_on_linear_loss(self.loss, outputs, self._probe("train")[1])
+            strange += remarks_on_linear_loss(self.loss, outputs, self._first_samples("train")[1])
             parts = [self.train] if self.test is None else [self.train, self.test]
             self.ranks = agreeing_ranks(shard, parts, [*self.params.values(), *self.buffers.values()])
         self.initial = None if initial is None else initial_weights(initial, self.params)
@@ -173,9 +173,9 @@ class Problem:
             check_targets(self.loss, outputs.shape, look)
         self.no_classes = reason_without_classes(self.loss, outputs, targets, self._one_hot)
         self._one_logit = self.loss.kind == "logistic" and not self.no_classes
-        self._unmoved = self.loss.name == "next_token" and targets_are_unshifted_tokens(*self._probe("train"))
+        self._unmoved = self.loss.name == "next_token" and targets_are_unshifted_tokens(*self._first_samples("train"))
 
-    def _take(self, model: nn.Module) -> None:
+    def _take_model(self, model: nn.Module) -> None:
         self.model = model_on_device(independent_copy(model), self.device, self.dtype)
         self.trainable = trainable_names(self.model)
         self.params: Params = named_parameters(self.model)
@@ -212,7 +212,7 @@ class Problem:
         other = copy.copy(self)
         other.__dict__.pop("_rewritten", None)
         other.facts = StructuralFacts()
-        other._take(model)
+        other._take_model(model)
         other.initial = None  # weights of another module before training are not those of this one
         return other
 
@@ -370,7 +370,7 @@ class Problem:
             return targets.to(self.device, self.dtype)
         return targets.to(self.device) if targets.dtype == torch.bool else targets.to(self.device, torch.int64)
 
-    def _probe(self, part: str) -> Batch:
+    def _first_samples(self, part: str) -> Batch:
         """The first samples of a part, few enough to evaluate several times."""
         return next(iter(self.batches(part, min(self.batch_size, PROBED_BATCH))))
 

@@ -42,16 +42,16 @@ class Work:
     def __init__(self, total: float | None) -> None:
         self.total, self.done, self.coming, self.note, self.slow = total, 0.0, 0.0, "", ""
         self.begun = self.last = time.monotonic()
-        self._forget()
+        self._forget_inner_progress()
 
-    def _forget(self) -> None:
+    def _forget_inner_progress(self) -> None:
         self._taken, self._needed, self._unit, self._spent = 0.0, 0.0, "", 0.0
 
     def advance(self, steps: float = 1, note: str = "", coming: float = 0.0, slow: str = "") -> None:
         """Steps that are done, and what comes now, with its expected steps and advice if it is slow."""
         if steps or coming:
             self.last = time.monotonic()
-            self._forget()
+            self._forget_inner_progress()
         self.done, self.note, self.coming, self.slow = self.done + steps, note, coming, slow
 
     def tell(self, taken: float, needed: float | None, unit: str) -> None:
@@ -64,7 +64,7 @@ class Work:
         self._spent += steps
 
     @property
-    def _share_of_it(self) -> float:
+    def _share_of_current_step(self) -> float:
         """Share of the thing in hand that is done; 0 where nothing tells."""
         if self._unit:
             return self._taken / self._needed if self._needed > 0 else 0.0
@@ -88,7 +88,7 @@ class Work:
         """Seconds until all is done; None where nothing tells."""
         if not self.total:
             return None
-        elapsed, share = now - self.last, self._share_of_it
+        elapsed, share = now - self.last, self._share_of_current_step
         known, remaining = INNER_SHARE <= share < 1, max(self.total - self.done - self.coming, 0.0)
         pace = (self.last - self.begun) / self.done if self.done > KNOWN_SHARE * self.total else None
         if pace is None and known and self.coming:

@@ -119,7 +119,7 @@ class Table(Result):
         rows = self._rows(name)
         rows = rows[(rows["layer"] == layer) & rows["unit"].isna()]
         if rows.empty:
-            raise self._none(name, f"value for layer {layer}", "stderr")
+            raise self._no_value_error(name, f"value for layer {layer}", "stderr")
         _refuse_several_values(name, rows, rows["layer"])
         return float(rows["stderr"].iloc[0])
 
@@ -193,7 +193,7 @@ class Table(Result):
             raise unknown
         matching = rows_of(rows, level) if level else rows
         if matching.empty:
-            raise self._none(name, what, where)
+            raise self._no_value_error(name, what, where)
         return matching
 
     def _network_row(self, name: str) -> pd.Series[Any]:
@@ -201,7 +201,7 @@ class Table(Result):
         _refuse_several_values(name, rows, rows["layer"])
         return rows.iloc[0]
 
-    def _none(self, name: str, what: str, where: str) -> InputError:
+    def _no_value_error(self, name: str, what: str, where: str) -> InputError:
         reason = self.reason(name)
         doors = {
             "table": "table[name]",

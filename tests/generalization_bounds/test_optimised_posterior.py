@@ -227,7 +227,7 @@ def test_the_bound_holds_for_all_but_a_delta_share_of_training_sets(
 
 def test_a_prior_at_the_trained_weights_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """The check above bites: learnt by heart, such a bound lies for nearly every training set."""
-    monkeypatch.setattr(optimised_posterior, "_centre", lambda ctx, prior: dict(ctx.trainable))
+    monkeypatch.setattr(optimised_posterior, "_prior_centre", lambda ctx, prior: dict(ctx.trainable))
     assert violations(monkeypatch, 0.5, 100, 150, delta=0.2, repeats=20) > 0.5
 
 

@@ -120,10 +120,10 @@ class TensorDraws(Sampler[Diagonals]):
         while self.taken < min(number, self.most):
             if self.taken >= 2 and out_of_time(self._ctx):
                 return TIME_IS_UP
-            self._add(self._by_draw(self.taken))
+            self._add_draw(self._by_draw(self.taken))
         return ""
 
-    def _add(self, draw: Params) -> None:
+    def _add_draw(self, draw: Params) -> None:
         self.taken += 1
         for name, value in draw.items():
             before = self._means.get(name, torch.zeros_like(value))

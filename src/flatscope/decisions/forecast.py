@@ -80,29 +80,29 @@ class Forecast(DrawnResult):
         """The row of all layers together, then one for each layer that moves."""
         return self._frame.copy()
 
-    def _whole(self, name: str) -> Uncertain:
+    def _row_of_all_layers(self, name: str) -> Uncertain:
         row = self._frame[self._frame["layer"] == ALL].iloc[0]
         return Uncertain(float(row[name]), float(row[f"{name}_stderr"]))
 
     @property
     def predicted(self) -> Uncertain:
         """Rise by gᵀΔ + ½ΔᵀHΔ, with its standard error over the samples."""
-        return self._whole("predicted")
+        return self._row_of_all_layers("predicted")
 
     @property
     def trapezoid(self) -> Uncertain:
         """Rise by ½ (g(w) + g(w+Δ))·Δ."""
-        return self._whole("trapezoid")
+        return self._row_of_all_layers("trapezoid")
 
     @property
     def measured(self) -> Uncertain:
         """Rise L(w+Δ) − L(w)."""
-        return self._whole("measured")
+        return self._row_of_all_layers("measured")
 
     @property
     def error_change(self) -> Uncertain:
         """Change of the share of wrong answers; NaN without classes."""
-        return self._whole("error_change")
+        return self._row_of_all_layers("error_change")
 
     def headline_lines(self) -> list[str]:
         """Change of the loss, the layers that cause it, and whether the prediction was right."""

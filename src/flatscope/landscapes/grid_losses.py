@@ -45,10 +45,10 @@ class ReplayedPoints:
             aside.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(aside):
                 for _ in range(WARM_UP):
-                    self._pass()
+                    self._pass_over_data()
             torch.cuda.current_stream().wait_stream(aside)
             with torch.cuda.graph(self._graph):
-                self._pass()
+                self._pass_over_data()
 
     def __call__(self, weights: Params, points: Tensor) -> tuple[Tensor, Tensor]:
         """Summed losses (k,) and errors (k,), float64, at stacked weights of points that share all but the last."""
@@ -66,7 +66,7 @@ class ReplayedPoints:
                 sums[i].copy_(self._totals)
         return sums[:, 0], sums[:, 1]
 
-    def _pass(self) -> None:
+    def _pass_over_data(self) -> None:
         self._totals.zero_()
         problem = self._ctx.problem
         params = {**self._ctx.params, **self._weights}
@@ -103,7 +103,7 @@ class GridLosses:
         self._layers = tuple(pair for pair in ahead if all(name is None or name in plane.straight for name in pair))
         moving = {name for pair in self._layers for name in pair if name}
         self._directions = {name: torch.stack(plane.straight[name][1:]).to(ctx.problem.dtype) for name in moving}
-        if self._layers and not self._answers_agree():
+        if self._layers and not self._known_responses_agree():
             self._layers = ()
         self._kept: list[Known] | None = None
         self._may_keep = self._bytes_of_all() <= KEPT_BYTES
@@ -128,7 +128,7 @@ class GridLosses:
                 continue
             weights = self._plane.weights(points[places])
             finite = torch.stack([w.reshape(len(w), -1).isfinite().all(1) for w in weights.values()]).all(0)
-            found = self._evaluated(weights, points[places])
+            found = self._evaluated_points(weights, points[places])
             broken = ~finite.cpu()  # asked for after the evaluation: a GPU need not wait for the answer
             poles[places[broken]] = True
             loss[places] = found[0].masked_fill(broken, torch.nan)
@@ -136,10 +136,10 @@ class GridLosses:
                 error[places] = found[1].masked_fill(broken, torch.nan)
         return loss, error, poles
 
-    def _evaluated(self, weights: Params, points: Tensor) -> tuple[Tensor, Tensor | None]:
+    def _evaluated_points(self, weights: Params, points: Tensor) -> tuple[Tensor, Tensor | None]:
         k = len(points)
         problem = self._ctx.problem
-        replay = self._replay() if k > 1 else None
+        replay = self._cuda_graph_of_pass() if k > 1 else None
         if replay is not None:
             sums, errors = replay(weights, points)
             self._ctx.count("forward", k * self._n)
@@ -148,7 +148,11 @@ class GridLosses:
         wrong = torch.zeros(k, dtype=torch.float64, device=problem.device)
         with torch.no_grad():
             for inputs, targets, known in self._batches():
-                run = self._together if self._stacks(k, len(targets)) else self._one_by_one
+                run = (
+                    self._losses_on_stacked_points
+                    if self._can_stack_points(k, len(targets))
+                    else self._losses_point_by_point
+                )
                 outputs = run(weights, points, inputs, known)  # (k, n, ...)
                 flat, repeated = outputs.flatten(0, 1), targets.repeat(k, *[1] * (targets.ndim - 1))
                 losses += problem.loss(flat, repeated).reshape(k, -1).double().sum(1)
@@ -157,7 +161,7 @@ class GridLosses:
                 self._ctx.count("forward", k * len(targets))
         return losses.cpu() / self._n, wrong.cpu() / self._n if problem.classification else None
 
-    def _one_by_one(self, weights: Params, points: Tensor, inputs: Inputs, known: Responses) -> Tensor:
+    def _losses_point_by_point(self, weights: Params, points: Tensor, inputs: Inputs, known: Responses) -> Tensor:
         begun = {name: _response_of_grid_row(parts, points[0]) for name, parts in known.items()}
         outputs = []
         for i, point in enumerate(points):
@@ -167,7 +171,7 @@ class GridLosses:
             outputs.append(answered_forward(self._ctx, inputs, params, answers))
         return torch.stack(outputs)
 
-    def _together(self, weights: Params, points: Tensor, inputs: Inputs, known: Responses) -> Tensor:
+    def _losses_on_stacked_points(self, weights: Params, points: Tensor, inputs: Inputs, known: Responses) -> Tensor:
         last = points[:, -1].to(self._ctx.problem.device, self._ctx.problem.dtype)
         answers = {}
         for name, parts in known.items():
@@ -190,26 +194,26 @@ class GridLosses:
         if self._may_capture and self._may_keep and size == DEFAULT_BATCH:  # nobody asked for it
             size = GPU_BATCH
         for inputs, targets in self._ctx.batches(self._part, size):
-            known = inputs, targets, self._responses(inputs)
+            known = inputs, targets, self._affine_responses(inputs)
             if self._may_keep:
                 kept.append(known)
             yield known
         if self._may_keep:
             self._kept = kept
 
-    def _responses(self, inputs: Inputs) -> Responses:
+    def _affine_responses(self, inputs: Inputs) -> Responses:
         """Outputs of each affine layer on a batch at w and along each direction."""
         if not self._layers:
             return {}
         at_zero, along = layer_responses_along_directions(self._ctx, self._layers, self._directions, inputs)
         return {name: (zero, *along[name]) for name, zero in at_zero.items()}
 
-    def _stacks(self, k: int, n: int) -> bool:
+    def _can_stack_points(self, k: int, n: int) -> bool:
         """True if k networks run on n samples as one: where calls cost more than arithmetic, and memory allows it."""
         worth = self._n <= FEW_SAMPLES if self._on_cpu else k * n <= TOGETHER
         return k > 1 and worth and self._ctx.cached(can_stack_weights)
 
-    def _replay(self) -> ReplayedPoints | None:
+    def _cuda_graph_of_pass(self) -> ReplayedPoints | None:
         """The pass over the data as a CUDA graph; None on a CPU, or where the network or the data do not allow it."""
         if self._captured is None and self._may_capture and self._kept is not None:
             try:
@@ -220,21 +224,21 @@ class GridLosses:
 
     def _bytes_of_all(self) -> int:
         inputs = self._ctx.problem.example()
-        known = self._responses(inputs)
+        known = self._affine_responses(inputs)
         tensors = [*parts_of(inputs), *(part for parts in known.values() for part in parts)]
         per_sample = sum(t.numel() * t.element_size() / len(t) for t in tensors)
         return int(per_sample * self._n)
 
-    def _answers_agree(self) -> bool:
+    def _known_responses_agree(self) -> bool:
         """True if answered layers give what running them gives, at a point away from the centre."""
         inputs = self._ctx.problem.example()
         dimensions = len(next(iter(self._plane.straight.values()))) - 1
         point = torch.full((1, dimensions), 0.01, dtype=torch.float64)
         weights = self._plane.weights(point)
         with torch.no_grad():
-            known = self._responses(inputs)
-            ours = self._one_by_one(weights, point, inputs, known)
-            plain = self._one_by_one(weights, point, inputs, {})
+            known = self._affine_responses(inputs)
+            ours = self._losses_point_by_point(weights, point, inputs, known)
+            plain = self._losses_point_by_point(weights, point, inputs, {})
         rounding = 1e4 * torch.finfo(self._ctx.problem.dtype).eps
         return bool(((ours - plain).abs() <= rounding * (1 + plain.abs().max())).all())
 

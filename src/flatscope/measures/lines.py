@@ -71,11 +71,13 @@ class Lines:
         if self._ahead.layers and _fits_into_memory(ctx, self._ahead):
             self._batches = list(self._known_batches())
             ctx.count("forward", ctx.problem.n_train)
-            if not self._agrees():
+            if not self._known_responses_agree():
                 self._batches = []  # a weight is used in a way that was not seen
         if not self._batches:
             self._ahead = Ahead((), 0, False)
-        self._stacked = (ctx.problem.device.type != "cpu" or ctx.problem.n_train <= FEW_SAMPLES) and self._stacks()
+        self._stacked = (
+            ctx.problem.device.type != "cpu" or ctx.problem.n_train <= FEW_SAMPLES
+        ) and self._can_stack_lines()
 
     @property
     def cached(self) -> bool:
@@ -91,7 +93,7 @@ class Lines:
                 step = self._samples_at_once(k) if self._stacked else len(known.targets)
                 for start in range(0, len(known.targets), step):
                     part = slice(start, start + step)
-                    totals += self._sums(known, part, chosen, radii, stacked=self._stacked and k > 1)
+                    totals += self._summed_objectives(known, part, chosen, radii, stacked=self._stacked and k > 1)
         self.ctx.count("forward", k * n)
         return self.ctx.problem.ranks.summed([totals])[0] / n
 
@@ -119,49 +121,53 @@ class Lines:
                 at_zero, along = zip(*pieces, strict=True)
                 yield _Known(inputs, targets, _joined_stacks(at_zero, dim=0), _joined_stacks(along, dim=1))
 
-    def _agrees(self) -> bool:
+    def _known_responses_agree(self) -> bool:
         """Whether memory and network say the same: on the first samples, a step along the first line."""
-        first, (along, rest) = self._batches[0], self._line(self._batches[0], 0)
+        first, (along, rest) = self._batches[0], self._responses_of_lines(self._batches[0], 0)
         with torch.no_grad():
-            remembered = self._outputs(first, slice(0, FEW), 1.0, along, rest)
+            remembered = self._outputs_of_moved_network(first, slice(0, FEW), 1.0, along, rest)
             point = {name: self.ctx.params[name] + value[0] for name, value in self.directions.items()}
             run = self.ctx.forward(cut(first.inputs, 0, FEW), {**self.ctx.params, **point})
         return agree_to_rounding(self.ctx, remembered, run)
 
-    def _stacks(self) -> bool:
+    def _can_stack_lines(self) -> bool:
         """Whether stacked networks give what they give one by one: on the first samples, along the first two lines."""
         first = self._batches[0] if self._batches else next(self._plain_batches(1))
         lines = torch.arange(min(2, len(next(iter(self.directions.values())))))
-        sums = partial(self._sums, first, slice(0, FEW), lines, torch.ones(len(lines), dtype=torch.float64))
+        sums = partial(
+            self._summed_objectives, first, slice(0, FEW), lines, torch.ones(len(lines), dtype=torch.float64)
+        )
         with torch.no_grad():
             return stacked_call_agrees(self.ctx, lambda: [sums(stacked=True)], lambda: [sums(stacked=False)])
 
-    def _sums(self, known: _Known, part: slice, lines: Tensor, radii: Tensor, *, stacked: bool) -> Tensor:
+    def _summed_objectives(self, known: _Known, part: slice, lines: Tensor, radii: Tensor, *, stacked: bool) -> Tensor:
         """Objective of some lines at their radii, summed over a part of a batch: (k,), float64, on the CPU."""
 
         def one(radius: float | Tensor, along: Params, rest: Params) -> Tensor:
-            outputs, targets = self._outputs(known, part, radius, along, rest), known.targets[part]
+            outputs, targets = self._outputs_of_moved_network(known, part, radius, along, rest), known.targets[part]
             if self.objective == "loss":
                 return self.ctx.problem.loss(outputs, targets).double().sum()
             return (~(sample_margins(outputs, targets) > 0)).double().sum()  # outputs that are no numbers are wrong
 
         if not stacked:
             pairs = zip(lines.tolist(), radii.tolist(), strict=True)
-            return torch.stack([one(radius, *self._line(known, line)).cpu() for line, radius in pairs])
+            return torch.stack([one(radius, *self._responses_of_lines(known, line)).cpu() for line, radius in pairs])
         everything = len(lines) == len(next(iter(self.directions.values())))
         picked = slice(None) if everything else lines.to(self.ctx.problem.device)
         sums: Tensor = vectorised_over_points(
-            one, radii.to(self.ctx.problem.device, self.ctx.problem.dtype), *self._line(known, picked)
+            one, radii.to(self.ctx.problem.device, self.ctx.problem.dtype), *self._responses_of_lines(known, picked)
         )
         return sums.cpu()
 
-    def _line(self, known: _Known, line: Any) -> tuple[Params, Params]:
+    def _responses_of_lines(self, known: _Known, line: Any) -> tuple[Params, Params]:
         """Of one line, or of several stacked: the answers of the layers ahead, and the directions of all else."""
         answered = {name for pair in self._ahead.layers for name in pair if name}
         rest = {name: value[line] for name, value in self.directions.items() if name not in answered}
         return {name: value[line] for name, value in known.along.items()}, rest
 
-    def _outputs(self, known: _Known, part: slice, radius: float | Tensor, along: Params, rest: Params) -> Tensor:
+    def _outputs_of_moved_network(
+        self, known: _Known, part: slice, radius: float | Tensor, along: Params, rest: Params
+    ) -> Tensor:
         """Outputs of one moved network on a part of a batch."""
         answers = {
             name: _weights_moved_along_direction(zero[part], along[name][part], radius)

@@ -73,9 +73,9 @@ class PathHessian(SymmetricOperator):
     def __matmul__(self, vectors: Tensor) -> Tensor:
         columns = vectors.reshape(len(vectors), -1).double().to(self._chosen.device)  # (r, k)
         parts = torch.split(columns, self._width, dim=1)  # few at a time: a batch is held once per column
-        return torch.cat([self._products(part) for part in parts], dim=1).reshape(vectors.shape)
+        return torch.cat([self._products_with_columns(part) for part in parts], dim=1).reshape(vectors.shape)
 
-    def _products(self, columns: Tensor) -> Tensor:
+    def _products_with_columns(self, columns: Tensor) -> Tensor:
         spread = torch.zeros(columns.shape[1], self._paths.count, dtype=torch.float64, device=columns.device)
         spread[:, self._chosen] = columns.T
         directions = spread * self._gains  # in units of weights, of length 1: float32 cannot hold a value of 1e-40

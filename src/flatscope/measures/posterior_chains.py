@@ -147,20 +147,20 @@ class _Langevin:
         self.size: int | None = None
         self.noise = ctx.generator("learning coefficient")
         self.rows = ctx.generator("learning coefficient batches")
-        self._begin()
+        self._start_at_weights()
 
-    def _begin(self) -> None:
+    def _start_at_weights(self) -> None:
         """All chains at the weights."""
-        self.moved = {name: torch.zeros_like(value) for name, value in self._normal().items()}
-        self.drawn = self._normal()
+        self.moved = {name: torch.zeros_like(value) for name, value in self._normal_noise().items()}
+        self.drawn = self._normal_noise()
 
-    def _normal(self) -> Params:
+    def _normal_noise(self) -> Params:
         return random_normal(self.ctx, self.noise, self.ctx.trainable, self.chains)
 
     def take(self, size: int) -> None:
         """So many samples for each step from now on; all of them where that is half of them."""
         self.size = None if 2 * size >= self.ctx.problem.n_train else 2 * math.ceil(size / 2)
-        self.batches = self._batches()
+        self.batches = self._batches_of_step()
 
     @property
     def steps_to_forget(self) -> float:
@@ -177,10 +177,10 @@ class _Langevin:
                 raise NotApplicable("the time was up before the chains were long enough")
             again = warming and step % 2 == 1  # on the same samples, so that the change of the gradient is curvature
             batch = batch if again else next(self.batches)
-            slope = self._slope(batch)
+            slope = self._loss_and_gradients(batch)
             if not slope.rises.isfinite().all():
                 if warming and self.size is not None:
-                    self._begin()  # heated until it left
+                    self._start_at_weights()  # heated until it left
                     return _Seen(slope.rises, math.inf)
                 raise NotApplicable("chains that stay around the weights", "a loss that overflows", fix="Lower length")
             uphill: Params = {
@@ -192,19 +192,19 @@ class _Langevin:
             if step >= begun:
                 sums += slope.rises
                 power += slope.power
-            self._step(uphill)
+            self._langevin_step(uphill)
         counted = steps - begun
         time = self.length / self.stiffest
         heat = time * self.tempered**2 * power / counted / (2 * (2 - self.length))
         return _Seen(sums / counted, heat)
 
-    def _step(self, uphill: Params) -> None:
-        time, fresh = self.length / self.stiffest, self._normal()
+    def _langevin_step(self, uphill: Params) -> None:
+        time, fresh = self.length / self.stiffest, self._normal_noise()
         for name, value in self.moved.items():
             self.moved[name] = value - time * uphill[name] + math.sqrt(time / 2) * (self.drawn[name] + fresh[name])
         self.drawn = fresh
 
-    def _batches(self) -> Iterator[Batch | None]:
+    def _batches_of_step(self) -> Iterator[Batch | None]:
         """Samples of a step, `size` for each chain; None for all samples."""
         ctx, size = self.ctx, self.size
         kept = None if size is None else samples_as_one_batch(ctx)
@@ -223,7 +223,7 @@ class _Langevin:
                     part = [cut(inputs, 0, even)] * self.chains
                     yield joined_inputs(part), torch.cat([targets[:even]] * self.chains)
 
-    def _slope(self, batch: Batch | None) -> _Ground:
+    def _loss_and_gradients(self, batch: Batch | None) -> _Ground:
         """The loss around the chains, less that at the weights: on all samples, or on two halves of a batch each."""
         ctx = self.ctx
         if batch is None:

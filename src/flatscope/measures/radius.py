@@ -170,7 +170,7 @@ class _Search:
             done |= following < SMALLEST * self.start
             radii[open_] = following
             open_ = open_[~done]
-        return self._enclosed(bracket)
+        return self._crossing_in_bracket(bracket)
 
     def last(self) -> Tensor:
         """The last crossing below the limit, on a grid of radii that grow by a fixed factor."""
@@ -179,9 +179,9 @@ class _Search:
             tried = torch.full((len(open_),), radius, dtype=torch.float64)
             open_ = open_[bracket.narrow(open_, tried, self.excess(tried, open_))]
             radius /= SUP_GROWTH
-        return self._enclosed(bracket)
+        return self._crossing_in_bracket(bracket)
 
-    def _enclosed(self, bracket: _Bracket) -> Tensor:
+    def _crossing_in_bracket(self, bracket: _Bracket) -> Tensor:
         """A crossing between a radius inside and one outside, by ITP: no slower than bisection, mostly far faster.
 
         Interpolate, truncate, project (Oliveira and Takahashi 2020) on log r, with κ₁ = 0.2 / (b − a), κ₂ = 2, n₀ = 1.

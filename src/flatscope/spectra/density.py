@@ -135,7 +135,7 @@ class SpectralDensity(DrawnResult):
                 that of `radius`.
             confidence: of the interval.
         """
-        return self.share_below(-self._wide(radius), confidence=confidence)
+        return self.share_below(-self._checked_radius(radius), confidence=confidence)
 
     def near_zero(self, radius: float | None = None, *, confidence: float = 0.95) -> Share:
         """Share of the eigenvalues from −radius to radius, with its interval.
@@ -144,10 +144,10 @@ class SpectralDensity(DrawnResult):
             radius: by default that of `radius`.
             confidence: of the interval.
         """
-        reach = self._wide(radius)
-        inner, outer = self._open(-reach), self._open(reach)
+        reach = self._checked_radius(radius)
+        inner, outer = self._share_bounds_by_draw(-reach), self._share_bounds_by_draw(reach)
         least = (outer[:, 0] - inner[:, 1]).clamp_min(0)
-        return self._share(least, outer[:, 1] - inner[:, 0], confidence)
+        return self._share_with_interval(least, outer[:, 1] - inner[:, 0], confidence)
 
     def share_below(self, value: float, *, confidence: float = 0.95) -> Share:
         """Share of the eigenvalues below a place, with its interval.
@@ -160,15 +160,15 @@ class SpectralDensity(DrawnResult):
             value: the place.
             confidence: of the interval.
         """
-        bounds = self._open(value)
-        return self._share(bounds[:, 0], bounds[:, 1], confidence)
+        bounds = self._share_bounds_by_draw(value)
+        return self._share_with_interval(bounds[:, 0], bounds[:, 1], confidence)
 
-    def _wide(self, radius: float | None) -> float:
+    def _checked_radius(self, radius: float | None) -> float:
         if radius is not None and not 0 <= radius < math.inf:
             raise InputError("a number from 0 up", str(radius), where="radius")
         return self.radius if radius is None else radius
 
-    def _open(self, place: float) -> Tensor:
+    def _share_bounds_by_draw(self, place: float) -> Tensor:
         """Least and largest share of every start below a place, which rounding may have moved, (draws, 2)."""
         moved, shares = float(self.meta.get("rounding", 0.0)), []
         for draw in range(self.draws):
@@ -178,7 +178,7 @@ class SpectralDensity(DrawnResult):
             shares.append([low[0], high[1]])
         return torch.tensor(shares, dtype=torch.float64)
 
-    def _share(self, least: Tensor, most: Tensor, confidence: float) -> Share:
+    def _share_with_interval(self, least: Tensor, most: Tensor, confidence: float) -> Share:
         checked_confidence(confidence)
         low, high, count = float(least.mean()), float(most.mean()), (self.size + 2) * self.draws / 2
         inside, outside = (wilson(share * count, count, confidence=confidence) for share in (low, high))

@@ -89,15 +89,18 @@ class PathCoordinates:
 
     def gain(self, name: str) -> Tensor:
         """1 / (S(h) P(t)) for the entries of a parameter, to be broadcast over it: weight per value, float64."""
-        logs, signs = self.log_gains(name), self._at(self._by_name[name], self.suffix.sign, self.prefix.sign)
+        logs, signs = (
+            self.log_gains(name),
+            self._class_numbers_by_entry(self._by_name[name], self.suffix.sign, self.prefix.sign),
+        )
         return (signs[0] * signs[1] * (logs[0] + logs[1]).exp()).to(self.params[name].device)
 
     def log_gains(self, name: str) -> tuple[Tensor, Tensor]:
         """-log|S(h)| and -log|P(t)| for the entries of a parameter, each to be broadcast over it."""
-        after, before = self._at(self._by_name[name], self.suffix.log, self.prefix.log)
+        after, before = self._class_numbers_by_entry(self._by_name[name], self.suffix.log, self.prefix.log)
         return -after, -before
 
-    def _at(self, block: Block, outputs: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor]:
+    def _class_numbers_by_entry(self, block: Block, outputs: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor]:
         """Numbers by class at the output and the input of a parameter's entries, to be broadcast over it.
 
         Where there is no such side (the input of a bias, a parameter that is no edge) that of the ground.
@@ -125,13 +128,13 @@ class PathCoordinates:
         logs, signs = [], []
         for block in self.blocks:
             value, gain = self.params[block.name].double(), self.gain(block.name)
-            logs.append(self._free(block, value.abs().log() - gain.abs().log()))
-            signs.append(self._free(block, value.sign() * gain.sign()))
+            logs.append(self._free_entries(block, value.abs().log() - gain.abs().log()))
+            signs.append(self._free_entries(block, value.sign() * gain.sign()))
         return torch.cat(logs), torch.cat(signs)
 
     def join(self, layout: Params) -> Tensor:
         """One vector (count,) of the entries that are not frozen, from one tensor per parameter."""
-        return torch.cat([self._free(block, layout[block.name]) for block in self.blocks])
+        return torch.cat([self._free_entries(block, layout[block.name]) for block in self.blocks])
 
     def split(self, vector: Tensor) -> Params:
         """The inverse of `join`: one tensor per parameter, zero where an entry is frozen."""
@@ -152,10 +155,10 @@ class PathCoordinates:
     @own_settings()
     def values_of(self, params: Params) -> Tensor:
         """Values (count,) at other weights of the same network and skeleton, float64; differentiable."""
-        p, s = self._products(params, self.prefix), self._products(params, self.suffix)
+        p, s = self._chain_products(params, self.prefix), self._chain_products(params, self.suffix)
         values = {}
         for block in self.blocks:
-            after, before = self._at(block, s, p)
+            after, before = self._class_numbers_by_entry(block, s, p)
             values[block.name] = after * params[block.name].double() * before
         return self.join(values)
 
@@ -175,11 +178,11 @@ class PathCoordinates:
         result = dict(self.params)
         for block in self.blocks:
             reference = self.params[block.name]
-            value = scaled[block.name] / self._at(block, ratio, ratio)[1]
+            value = scaled[block.name] / self._class_numbers_by_entry(block, ratio, ratio)[1]
             if len(block.frozen):
                 value = torch.where(self.is_frozen(block.name), reference, value)
             if bool(self.held_by_input.any()):
-                written, read = self._at(block, held, held)
+                written, read = self._class_numbers_by_entry(block, held, held)
                 value = value * written / read
             result[block.name] = value.to(reference.dtype)
         return result
@@ -214,13 +217,13 @@ class PathCoordinates:
         """The weights themselves, float64, by block: where `from_scaled` gives them back."""
         return {block.name: self.params[block.name].double() for block in self.blocks}
 
-    def _free(self, block: Block, value: Tensor) -> Tensor:
+    def _free_entries(self, block: Block, value: Tensor) -> Tensor:
         flat = value.reshape(-1)
         if not len(block.frozen):
             return flat
         return flat[(~self.is_frozen(block.name)).flatten().nonzero().flatten()]
 
-    def _products(self, params: Params, way: Chains) -> Tensor:
+    def _chain_products(self, params: Params, way: Chains) -> Tensor:
         """P or S of every class at other weights, float64."""
         device = next(iter(params.values())).device
         products: list[Tensor] = [torch.ones((), dtype=torch.float64, device=device)] * (self.n_classes + 1)

@@ -103,7 +103,7 @@ class Recorder:
         if _process_rank() != 0:
             return None
         try:
-            table = self._measured(model)
+            table = self._measured_table(model)
         except FlatscopeError as problem:
             if not self.tables:
                 raise
@@ -127,14 +127,16 @@ class Recorder:
         ]
         return pd.DataFrame(rows) if rows else pd.DataFrame(columns=["epoch", "step"])
 
-    def _measured(self, model: nn.Module) -> Table:
+    def _measured_table(self, model: nn.Module) -> Table:
         with own_settings():  # hooks may be called where gradients are off or numbers are short
-            return self._table(Problem(independent_copy(model).eval(), self.data, self.test, self.loss, shard=False))
+            return self._table_of_problem(
+                Problem(independent_copy(model).eval(), self.data, self.test, self.loss, shard=False)
+            )
 
     def _keep(self, epoch: int, table: Table) -> None:
         self.tables[epoch] = table
 
-    def _table(self, problem: Problem) -> Table:
+    def _table_of_problem(self, problem: Problem) -> Table:
         return measure(problem, self.names, self.seed, self.options)
 
 

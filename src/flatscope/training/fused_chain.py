@@ -131,8 +131,8 @@ class _ChainReader:
             return result
         if not op.tensors or op.tensors[0] is not self.value:
             raise NotFused(f"{op.place} does not go on from the operation before it")
-        known = {"conv2d": self._conv, "linear": self._dense, "relu": self._relu}
-        known |= {"max_pool2d": self._pool, "avg_pool2d": self._pool}
+        known = {"conv2d": self._read_convolution, "linear": self._read_dense_layer, "relu": self._read_relu}
+        known |= {"max_pool2d": self._read_pooling, "avg_pool2d": self._read_pooling}
         if op.name in known:
             known[op.name](op, result)
         elif op.name in RESHAPES:
@@ -155,7 +155,7 @@ class _ChainReader:
         assert names[0] is not None
         return names[0], names[1] if bias is not None else None
 
-    def _conv(self, op: Operation, result: Tensor) -> None:
+    def _read_convolution(self, op: Operation, result: Tensor) -> None:
         given = op.named("input", "weight", "bias", "stride", "padding", "dilation", "groups")
         stride, padding, dilation = (
             _pair_of_whole_numbers(given.get(part, plain))
@@ -174,18 +174,18 @@ class _ChainReader:
         shapes = [(value.shape[1], value.shape[2], value.shape[3]) for value in (self.value, result)]
         self.layers.append(Convolution(weight, bias, shapes[0], shapes[1], (rows, columns), stride, padding))
 
-    def _dense(self, op: Operation, result: Tensor) -> None:
+    def _read_dense_layer(self, op: Operation, result: Tensor) -> None:
         if self.value.ndim != 2:
             raise NotFused(f"{op.place} is used at several places of one sample")
         weight, bias = self._parameters(op, op.named("input", "weight", "bias"))
         self.layers.append(Dense(weight, bias, self.value.shape[1], result.shape[1]))
 
-    def _relu(self, op: Operation, _: Tensor) -> None:
+    def _read_relu(self, op: Operation, _: Tensor) -> None:
         if not self.layers:
             raise NotFused(f"{op.place} stands before the first layer")
         self.layers[-1] = replace(self.layers[-1], relu=True)
 
-    def _pool(self, op: Operation, result: Tensor) -> None:
+    def _read_pooling(self, op: Operation, result: Tensor) -> None:
         given = op.named("input", "kernel_size", "stride", "padding")
         window = _pair_of_whole_numbers(given["kernel_size"])
         last = self.layers[-1] if self.layers else None

@@ -77,8 +77,8 @@ class _Layout:
             self._convolution(number, layer) if isinstance(layer, Convolution) else self._dense(number, layer)
             for number, layer in enumerate(chain.layers)
         ]
-        self.buffers = [self._buffer(number) for number in range(len(chain.layers) + 1)]
-        self.start_of_scratch = self._take(self.scratch)
+        self.buffers = [self._buffer_constants(number) for number in range(len(chain.layers) + 1)]
+        self.start_of_scratch = self._take_shared_floats(self.scratch)
         self.cost /= group
 
     # Who computes what ------------------------------------------------------------------------------------------------
@@ -120,9 +120,9 @@ class _Layout:
         values |= {"CB": block, "SPLIT": split, "COUT_PAD": c_out_pad, "SIZE": size}
         values |= {"BACK_Y": back[0], "BACK_X": back[1], "BACK_CB": back_block, "BACK_SPLIT": back_split}
         values |= {"CIN_PAD": c_in_pad, "BY_ROW": int(by_row), "ROUNDS_AT_ONCE": at_once, "WEIGHTS_CB": channels}
-        values |= {"SHARES": shares, "SHARED": self._take(size), "SUMS": self._take(size)}
-        values["TRANSPOSED"] = self._take(c_out * ky * kx * c_in_pad) if number else 0
-        values |= {"PACKED": self._pack(size), "PITCH": pitch, "PLANE": plane}
+        values |= {"SHARES": shares, "SHARED": self._take_shared_floats(size), "SUMS": self._take_shared_floats(size)}
+        values["TRANSPOSED"] = self._take_shared_floats(c_out * ky * kx * c_in_pad) if number else 0
+        values |= {"PACKED": self._place_of_packed_weights(size), "PITCH": pitch, "PLANE": plane}
         return values
 
     def _blocks(
@@ -148,16 +148,16 @@ class _Layout:
             self.scratch = max(self.scratch, shares * self.group * row)
         self.cost += layer.outputs * row * (3 + 2 * self.group / 128)
         values = {"IN": layer.inputs, "OUT": layer.outputs, "ROW": row, "CB": block, "SHARES": shares}
-        return values | {"IS_FIRST": int(number == 0), "PACKED": self._pack(layer.outputs * row)}
+        return values | {"IS_FIRST": int(number == 0), "PACKED": self._place_of_packed_weights(layer.outputs * row)}
 
     # Where everything lies --------------------------------------------------------------------------------------------
 
-    def _buffer(self, number: int) -> dict[str, int]:
+    def _buffer_constants(self, number: int) -> dict[str, int]:
         """The values that enter layer `number`, their derivatives, and the marks of the pooling before."""
         layers = self.chain.layers
         following = layers[number] if number < len(layers) else None
         before = layers[number - 1] if number else None
-        channels, height, width = self._shape(number)
+        channels, height, width = self._shape_of_layer_input(number)
         pad = following.padding if isinstance(following, Convolution) else (0, 0)
         pitch, plane = width, height * width
         if isinstance(following, Convolution):
@@ -165,20 +165,25 @@ class _Layout:
         row = self.layers[number]["ROW"] if isinstance(following, Dense) else 0
         sample = _rounded_up_to_four(max(channels * plane, row))
         values = {"CHANNELS": channels, "HEIGHT": height, "WIDTH": width, "PITCH": pitch, "PLANE": plane}
-        values |= {"PAD_Y": pad[0], "PAD_X": pad[1], "SAMPLE": sample, "START": self._take(self.group * sample)}
+        values |= {
+            "PAD_Y": pad[0],
+            "PAD_X": pad[1],
+            "SAMPLE": sample,
+            "START": self._take_shared_floats(self.group * sample),
+        }
         values["RECTIFIED"] = int(before is not None and before.relu)
         cells = 1 if isinstance(before, Dense) else _rounded_up_to_four(height * width)
         flat = isinstance(before, Dense)
         values["SLOPE_CHANNEL"] = _rounded_up_to_four(self.group) if flat else cells
         values["SLOPE_SAMPLE"] = 1 if flat else channels * cells
         slopes = channels * _rounded_up_to_four(self.group) if flat else self.group * channels * cells
-        values["SLOPE"] = self._take(slopes) if number else 0
+        values["SLOPE"] = self._take_shared_floats(slopes) if number else 0
         pooled = isinstance(before, Convolution) and bool(before.pool)
         values["MARKS_SAMPLE"] = channels * cells
-        values["MARKS"] = self._take(self.group * channels * cells // 4) if pooled else 0
+        values["MARKS"] = self._take_shared_floats(self.group * channels * cells // 4) if pooled else 0
         return values
 
-    def _shape(self, number: int) -> tuple[int, int, int]:
+    def _shape_of_layer_input(self, number: int) -> tuple[int, int, int]:
         layers = self.chain.layers
         shape: tuple[int, ...]
         if number == 0:
@@ -211,12 +216,12 @@ class _Layout:
         self.cost += best[0] * 4
         return best[1], best[2], best[3]
 
-    def _take(self, floats: int) -> int:
+    def _take_shared_floats(self, floats: int) -> int:
         place = self.size
         self.size += _rounded_up_to_four(floats)
         return place
 
-    def _pack(self, floats: int) -> int:
+    def _place_of_packed_weights(self, floats: int) -> int:
         place = self.packed
         self.packed += _rounded_up_to_four(floats)
         return place
@@ -245,8 +250,8 @@ class _Layout:
             for n, layer in layers
             if isinstance(layer, Dense) and layer.bias is not None
         ]
-        forward = [line for number, layer in layers for line in self._forward(number, layer)]
-        backward = [line for number, layer in reversed(layers) for line in self._backward(number, layer)]
+        forward = [line for number, layer in layers for line in self._forward_pass_source(number, layer)]
+        backward = [line for number, layer in reversed(layers) for line in self._backward_pass_source(number, layer)]
         arguments = "const Thread& t, const Settings& by, float* weights, float* velocity, float* gradients, int n"
         parts = {
             "set_ones(const Thread& t)": [f"for (int s = t.id; s < GROUP; s += THREADS) {{ {' '.join(ones)} }}"],
@@ -266,7 +271,7 @@ class _Layout:
         return f"struct Net {{\n  typedef A{len(layers)} Outputs;\n{body}\n}};"
 
     @staticmethod
-    def _forward(number: int, layer: Layer) -> Iterator[str]:
+    def _forward_pass_source(number: int, layer: Layer) -> Iterator[str]:
         types = f"L{number}, A{number}, A{number + 1}"
         if isinstance(layer, Convolution):
             yield f"conv_forward<{types}>(t, n);"
@@ -276,7 +281,7 @@ class _Layout:
         yield "barrier();"
 
     @staticmethod
-    def _backward(number: int, layer: Layer) -> Iterator[str]:
+    def _backward_pass_source(number: int, layer: Layer) -> Iterator[str]:
         types = f"L{number}, A{number}, A{number + 1}"
         if isinstance(layer, Convolution):
             yield f"conv_weights<{types}>(t, n);"

@@ -134,13 +134,15 @@ class FusedStack(Stack):
         assert isinstance(network, FusedNetwork)
         self._fused, plan, count = network, network.plan, len(self.trials)
         self._places = plan.places.to(self.device)
-        real = plan.places < self._size()
-        back = torch.empty(self._size(), dtype=torch.int64)
+        real = plan.places < self._number_of_weights()
+        back = torch.empty(self._number_of_weights(), dtype=torch.int64)
         back[plan.places[real]] = torch.arange(len(plan.places))[real]
         self._back = back.to(self.device)
         batches = [trial.config.batch_size for trial in self.trials]
-        self._batches_of_trials = self._ints(batches)
-        self._turn = self._ints(sorted(range(count), key=batches.__getitem__))  # small batches take longest
+        self._batches_of_trials = self._whole_numbers_on_device(batches)
+        self._turn = self._whole_numbers_on_device(
+            sorted(range(count), key=batches.__getitem__)
+        )  # small batches take longest
         self._blocks = min(count, network.machine.blocks)
         self._images = self.samples.images.contiguous()
         self._next: tuple[int, Tensor] | None = None
@@ -155,15 +157,15 @@ class FusedStack(Stack):
 
     def train_epoch(self, epoch: int, advance: Advance) -> list[bool]:
         """One pass of every trial over its samples; for each, whether losses and weights stayed finite."""
-        orders = self._orders(epoch).to(self.device)
+        orders = self._sample_orders(epoch).to(self.device)
         images = orders if self.samples.index is None else self.samples.index.gather(1, orders)
-        weights = self._packed(self.trained)
-        velocity = self._packed(self.velocity) if self.velocity else None
+        weights = self._packed_weights(self.trained)
+        velocity = self._packed_weights(self.velocity) if self.velocity else None
         configs, count, floats = [trial.config for trial in self.trials], len(self.trials), torch.float32
         bad = torch.zeros(count, dtype=torch.int32, device=self.device)
         slices = SLICES if count > self._blocks else 1
         losses = torch.empty(count, slices, self._fused.plan.warps, dtype=torch.float64, device=self.device)
-        self._run(
+        self._launch_kernel(
             self._blocks,
             images=self._images,
             order=images.to(torch.int32),
@@ -180,10 +182,10 @@ class FusedStack(Stack):
         )
         self.loss_sums = losses.sum((1, 2))
         self._next = None
-        self._next = (epoch + 1, self._orders(epoch + 1))  # while the GPU is at work
-        self._unpack(weights, self.trained)
+        self._next = (epoch + 1, self._sample_orders(epoch + 1))  # while the GPU is at work
+        self._unpack_weights(weights, self.trained)
         if velocity is not None:
-            self._unpack(velocity, self.velocity)
+            self._unpack_weights(velocity, self.velocity)
         finite: list[bool] = (weights.isfinite().all(1) & (bad == 0)).tolist()
         advance(count, note=f"epoch {epoch + 1}")
         return finite
@@ -199,12 +201,12 @@ class FusedStack(Stack):
         losses = torch.empty(shape, dtype=torch.float64, device=self.device)
         wrong = torch.empty(shape, dtype=torch.int32, device=self.device)
         nothing = torch.zeros(count, device=self.device)
-        self._run(
+        self._launch_kernel(
             min(count * slices, machine.blocks),
             images=images.to(torch.float32).contiguous(),
             order=(torch.arange(n, device=self.device) if order is None else order).to(torch.int32).contiguous(),
             labels=targets.to(torch.int32).contiguous(),
-            weights=self._packed(self.trained),
+            weights=self._packed_weights(self.trained),
             rate=nothing,
             momentum=nothing,
             decay=nothing,
@@ -215,10 +217,10 @@ class FusedStack(Stack):
         )
         return (losses.sum((1, 2)) / n).tolist(), (wrong.sum((1, 2)).double() / n).tolist()
 
-    def _run(self, blocks: int, *, slices: int, evaluates: int = 0, **tensors: Tensor | None) -> None:
+    def _launch_kernel(self, blocks: int, *, slices: int, evaluates: int = 0, **tensors: Tensor | None) -> None:
         count = len(self.trials)
         tensors |= {"batch": self._batches_of_trials, "turn": self._turn}
-        tensors |= {"finished": self._ints([0] * count), "queue": self._ints([0])}
+        tensors |= {"finished": self._whole_numbers_on_device([0] * count), "queue": self._whole_numbers_on_device([0])}
         given: dict[str, Any] = {}
         for name in POINTERS:
             value = tensors.get(name)
@@ -232,21 +234,21 @@ class FusedStack(Stack):
         job = Job(**given, networks=count, samples=n, slices=slices, evaluates=evaluates, **steps)
         self._fused.kernel.start(job, blocks)
 
-    def _orders(self, epoch: int) -> Tensor:
+    def _sample_orders(self, epoch: int) -> Tensor:
         if self._next is not None and self._next[0] == epoch:
             return self._next[1]
         return sample_orders(self.trials, self.samples.targets.shape[1], epoch)
 
-    def _size(self) -> int:
+    def _number_of_weights(self) -> int:
         return sum(value[0].numel() for value in self.trained.values())
 
-    def _packed(self, parts: Mapping[str, Tensor]) -> Tensor:
+    def _packed_weights(self, parts: Mapping[str, Tensor]) -> Tensor:
         """Weights as the kernel has them: (trials, packed)."""
         flat = [parts[name].detach().flatten(1) for name in self._fused.plan.names]
         filling = flat[0].new_zeros(len(self.trials), 1)
         return torch.cat([*flat, filling], 1).index_select(1, self._places)
 
-    def _unpack(self, packed: Tensor, parts: Mapping[str, Tensor]) -> None:
+    def _unpack_weights(self, packed: Tensor, parts: Mapping[str, Tensor]) -> None:
         flat, start = packed.index_select(1, self._back), 0
         for name in self._fused.plan.names:
             value = parts[name].detach()
@@ -254,5 +256,5 @@ class FusedStack(Stack):
             value.copy_(flat[:, start : start + size].reshape(value.shape))
             start += size
 
-    def _ints(self, values: Sequence[int]) -> Tensor:
+    def _whole_numbers_on_device(self, values: Sequence[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.int32, device=self.device)

@@ -169,7 +169,7 @@ def train(
                 model.eval()
                 measured = None
                 if finite and is_evaluated(config, state.epochs + 1):
-                    measured = steps.evaluated(tested)
+                    measured = steps.evaluate_losses(tested)
                     measured["distance"] = _distance_of_weights(trained, initial)
                 after = next_state(state, config, finite, measured, time.perf_counter() - begun)
                 if folder is not None and writing.is_due(after.epochs, over=after.stopped_by is not None):
@@ -270,21 +270,21 @@ class _Steps:
             for start in range(0, n, config.batch_size):
                 size = min(config.batch_size, n - start)
                 if self._graphs and size == config.batch_size:
-                    self._graph()()
+                    self._step_as_cuda_graph()()
                 else:
-                    self._step(size)
+                    self._step_on_batch(size)
                 if time.monotonic() - shown_at > BAR_SECONDS:
                     advance((start + size - shown) / n, note=f"epoch {epoch + 1}")
                     shown, shown_at = start + size, time.monotonic()
         advance((n - shown) / n, note=f"epoch {epoch + 1}")
         return bool(self._total.isfinite()) and all(bool(p.isfinite().all()) for p in self._weights)
 
-    def evaluated(self, tested: Pair | None) -> dict[str, float]:
+    def evaluate_losses(self, tested: Pair | None) -> dict[str, float]:
         """Losses and errors of the model on the training samples, and on others."""
         with activation_precision(self._config.precision, self._x.device):
             return history_row(self._model, (self._x, self._y), tested, self._config, self.forward)
 
-    def _step(self, size: int) -> None:
+    def _step_on_batch(self, size: int) -> None:
         """The next batch; nothing in it waits for the GPU."""
         places = self._position + self._places[:size]
         chosen, config = self._order[places], self._config
@@ -305,18 +305,20 @@ class _Steps:
         self._total += loss.detach()  # looked at once per epoch
         self._position += size
 
-    def _graph(self) -> Callable[[], None]:
+    def _step_as_cuda_graph(self) -> Callable[[], None]:
         """The step on a full batch, recorded once for each rate that is no tensor."""
         if self._replay is None:
             touched = [*self._model.parameters(), *self._model.buffers(), self._total, self._position]
             touched += [state["momentum_buffer"] for state in self._optimizer.state.values() if state]
             try:
-                self._replay = captured_cuda_graph(lambda: self._step(self._config.batch_size), touched, self._x.device)
+                self._replay = captured_cuda_graph(
+                    lambda: self._step_on_batch(self._config.batch_size), touched, self._x.device
+                )
             except torch._dynamo.exc.TorchDynamoException:  # no compiler here, or a network that it cannot read
                 if self.forward is self._model:
                     raise
                 self.forward = self._model
-                return self._graph()
+                return self._step_as_cuda_graph()
         return self._replay
 
 

@@ -69,7 +69,7 @@ class Population(Result, Sequence[nn.Module]):
     @property
     def histories(self) -> list[pd.DataFrame]:
         """The history of each trial, with the columns of `train`; `seconds` counts for the whole group."""
-        records = [self._record(i) for i in range(len(self))]
+        records = [self._training_state(i) for i in range(len(self))]
         return [pd.DataFrame(r.rows, columns=list(COLUMNS)).astype({"epoch": int}) for r in records]
 
     @property
@@ -92,7 +92,7 @@ class Population(Result, Sequence[nn.Module]):
         the trial stopped (of its whole group, since its trials run together), and `group`. With test data also
         `loss_gap`, test less training loss, and for classes `error_gap`.
         """
-        return pd.DataFrame([self._line(trial) for trial in self._trials])
+        return pd.DataFrame([self._row_of_trial(trial) for trial in self._trials])
 
     def chart(self) -> Bars:
         """Losses of every network, on the training set and where there is one on the test set."""
@@ -128,22 +128,22 @@ class Population(Result, Sequence[nn.Module]):
 
     def model(self, i: int) -> nn.Module:
         """The trained network of trial `i` as an ordinary module in eval mode, on the CPU."""
-        group, row = self._place(i)
+        group, row = self._group_and_row(i)
         return group.model(row)
 
     def state(self, i: int) -> dict[str, Tensor]:
         """Trained weights and buffers of trial `i`, on the CPU."""
-        group, row = self._place(i)
+        group, row = self._group_and_row(i)
         return group.state(row)
 
     def initial(self, i: int) -> dict[str, Tensor]:
         """Weights and buffers of trial `i` before training, on the CPU."""
-        group, row = self._place(i)
+        group, row = self._group_and_row(i)
         return group.state(row, initial=True)
 
     def data(self, i: int) -> Pair:
         """The training pair of trial `i`: its own subset, with its own labels."""
-        group, row = self._place(i)
+        group, row = self._group_and_row(i)
         return group.data[row].pair()
 
     def problem(self, i: int, data: Any = None, *, test: Pair | None = None, **settings: Any) -> Problem:
@@ -155,7 +155,7 @@ class Population(Result, Sequence[nn.Module]):
             test: test samples in place of those given for training.
             settings: of `Problem`: device, dtype, batch_size.
         """
-        group, row = self._place(i)
+        group, row = self._group_and_row(i)
         return Problem(
             self.model(i),
             train=self.data(i) if data is None else data,
@@ -175,7 +175,7 @@ class Population(Result, Sequence[nn.Module]):
         return [self.model(j) for j in range(len(self))[i]] if isinstance(i, slice) else self.model(i)
 
     def __repr__(self) -> str:
-        ends = [self._record(i).stopped_by or "interrupted" for i in range(len(self))]
+        ends = [self._training_state(i).stopped_by or "interrupted" for i in range(len(self))]
         counted = ", ".join(f"{ends.count(end)} by {end}" for end in dict.fromkeys(ends))
         groups = "1 group" if len(self._groups) == 1 else f"{len(self._groups)} groups"
         return f"Population({len(self)} networks in {groups}; stopped: {counted})"
@@ -190,7 +190,7 @@ class Population(Result, Sequence[nn.Module]):
     __eq__ = object.__eq__  # networks with equal settings and errors may have other weights
     __hash__ = object.__hash__  # type: ignore[assignment]
 
-    def _place(self, i: int) -> tuple[Group, int]:
+    def _group_and_row(self, i: int) -> tuple[Group, int]:
         try:
             return self._places[range(len(self))[i]]
         except IndexError:
@@ -198,13 +198,13 @@ class Population(Result, Sequence[nn.Module]):
         except TypeError:
             raise InputError("the position of a trial", repr(i), where="Population") from None
 
-    def _record(self, i: int) -> TrainingState:
-        group, row = self._place(i)
+    def _training_state(self, i: int) -> TrainingState:
+        group, row = self._group_and_row(i)
         return group.records[row]
 
-    def _line(self, trial: Trial) -> dict[str, Any]:
+    def _row_of_trial(self, trial: Trial) -> dict[str, Any]:
         group, _ = self._places[trial.index]
-        record = self._record(trial.index)
+        record = self._training_state(trial.index)
         config = trial.config.to_dict()
         line: dict[str, Any] = {"trial": trial.index, "name": trial.name}
         line |= {("max_epochs" if key == "epochs" else key): config[key] for key in CONFIG_KEYS}

@@ -78,7 +78,8 @@ class Stack:
         }
         self._flat = torch.cat([weights[name].to(self.device).reshape(-1) for name in trained])
         self.trained = {
-            name: view.detach().requires_grad_() for name, view in self._views(self._flat, weights, trained).items()
+            name: view.detach().requires_grad_()
+            for name, view in self._views_of_flat_weights(self._flat, weights, trained).items()
         }
         config = self.trials[0].config
         self._batch_size, self._loss, self._precision = config.batch_size, config.loss, config.precision
@@ -101,7 +102,7 @@ class Stack:
         self._replay: Callable[[], None] | None = None
         self._may_mix = network.has_convolutions and device.type in MIXING_DEVICES and self._together > 1
         self._halted = torch.zeros(k, dtype=torch.bool, device=device)
-        self._trial_of_weight = self._spread(range(k)).int() if self._may_mix else None
+        self._trial_of_weight = self._value_per_weight(range(k)).int() if self._may_mix else None
         self._set_optimizer(weights, velocity or {})
 
     def _set_optimizer(self, weights: Mapping[str, Tensor], velocity: Mapping[str, Tensor]) -> None:
@@ -112,14 +113,14 @@ class Stack:
         self._squares = torch.zeros_like(self._flat) if configs[0].optimizer == "adam" else None
         if self._squares is not None or any(config.momentum for config in configs):
             self._velocity = torch.zeros_like(self._flat)
-            self.velocity = self._views(self._velocity, weights, names)
+            self.velocity = self._views_of_flat_weights(self._velocity, weights, names)
             if self._squares is not None:
-                squares = self._views(self._squares, weights, names)
+                squares = self._views_of_flat_weights(self._squares, weights, names)
                 self.velocity |= {name + SQUARES: value for name, value in squares.items()}
             for name, value in velocity.items():
                 self.velocity[name].copy_(value)
-        self._momentum = self._each([config.momentum for config in configs])
-        self._decay = self._each([config.weight_decay for config in configs])
+        self._momentum = self._one_value_or_per_weight([config.momentum for config in configs])
+        self._decay = self._one_value_or_per_weight([config.weight_decay for config in configs])
         schedules = {(config.lr, config.lr_steps, config.lr_decay) for config in configs}
         # Minus the learning rate: of all weights, or of each.
         self._rate = self._flat.new_empty(()) if len(schedules) == 1 else torch.empty_like(self._flat)
@@ -146,7 +147,7 @@ class Stack:
         """One pass of every trial over its samples; for each, whether losses and weights stayed finite."""
         before = self._copy() if self._may_mix else None
         with product_precision(self._precision):
-            finite = self._pass(epoch, advance)
+            finite = self._train_pass(epoch, advance)
         lost = [row for row, good in enumerate(finite) if not good]
         if before is None or not lost:
             return finite
@@ -162,9 +163,9 @@ class Stack:
                 value[rows] = again.velocity[name] if again.velocity else 0.0
         return finite
 
-    def _pass(self, epoch: int, advance: Advance) -> list[bool]:
+    def _train_pass(self, epoch: int, advance: Advance) -> list[bool]:
         """All steps of an epoch, and which trials came out finite."""
-        generators = self._prepare(epoch)
+        generators = self._prepare_epoch(epoch)
         n, shown_at, unseen = self._epoch.n, time.monotonic(), 0.0
         for turn in self._turns:
             self._position.zero_()
@@ -205,7 +206,7 @@ class Stack:
                     wrong[rows] += (outputs.argmax(2) != targets).sum(1)
         n = self.samples.targets.shape[1] if held_out is None else len(held_out[1])
         means, shares = (total / n).tolist(), (wrong / n).tolist()
-        for row in self._suspects(means):
+        for row in self._rows_to_check_for_overflow(means):
             [means[row]], [shares[row]] = self.keep([row]).evaluate(held_out)
         return means, shares
 
@@ -214,12 +215,12 @@ class Stack:
         sums = [torch.zeros_like(leaf, requires_grad=False) for leaf in self.trained.values()]
         with self._in_precision():
             for rows, inputs, targets in self._batches(None):
-                weights, leaves = self._leaves(rows)
+                weights, leaves = self._weights_and_leaves(rows)
                 value = losses_of_stack(self.network(weights, inputs), targets, self._loss).sum()
                 for total, part in zip(sums, torch.autograd.grad(value, leaves), strict=True):
                     total[rows] += part
         norms: list[float] = (_norm_of_each_trial(sums) / self.samples.targets.shape[1]).tolist()
-        for row in self._suspects(norms):
+        for row in self._rows_to_check_for_overflow(norms):
             [norms[row]] = self.keep([row]).gradient_norms()
         return norms
 
@@ -233,16 +234,16 @@ class Stack:
     def _copy(self) -> Stack:
         return self.keep(range(len(self.trials)))
 
-    def _suspects(self, values: Sequence[float]) -> list[int]:
+    def _rows_to_check_for_overflow(self, values: Sequence[float]) -> list[int]:
         """Rows without a finite value that may have it from a neighbour, and must be looked at by themselves."""
         lost = [row for row, value in enumerate(values) if not math.isfinite(value)]
         return lost if self._may_mix else []
 
-    def _prepare(self, epoch: int) -> dict[int, torch.Generator]:
+    def _prepare_epoch(self, epoch: int) -> dict[int, torch.Generator]:
         """Rates, sample orders and augmentation of an epoch; the noise generators of the trials that have noise."""
         rates = [learning_rate(trial.config, epoch) for trial in self.trials]
         if self._rate.ndim:
-            self._rate.copy_(self._spread([-rate for rate in rates]))
+            self._rate.copy_(self._value_per_weight([-rate for rate in rates]))
         else:
             self._rate.fill_(-rates[0])
         if self._noise_power is not None:
@@ -251,7 +252,7 @@ class Stack:
                 (2 * (1 - trial.config.momentum) * trial.noise_temperature / rate) ** 0.5
                 for trial, rate in zip(self.trials, rates, strict=True)
             ]
-            self._noise_power.copy_(self._spread(powers))
+            self._noise_power.copy_(self._value_per_weight(powers))
         self._steps_before.fill_(epoch * -(-self._epoch.n // self._batch_size))
         self._epoch.prepare(epoch)
         self.loss_sums.zero_()
@@ -266,11 +267,11 @@ class Stack:
         found = [self._gradients(rows, columns) for rows in turn]
         gradients = zip(*(parts for _, parts in found), strict=True)  # of each parameter
         if len(self._turns) == 1:
-            self._update(slice(None), torch.cat([part.reshape(-1) for parts in gradients for part in parts]))
+            self._update_weights(slice(None), torch.cat([part.reshape(-1) for parts in gradients for part in parts]))
         else:
             for start, [gradient] in zip(self._starts, gradients, strict=True):
                 first = start + turn[0].start * gradient[0].numel()
-                self._update(slice(first, first + gradient.numel()), gradient.reshape(-1))
+                self._update_weights(slice(first, first + gradient.numel()), gradient.reshape(-1))
         for rows, (batch_losses, _) in zip(turn, found, strict=True):
             self.loss_sums[rows] += batch_losses
         if self._trial_of_weight is not None:
@@ -280,7 +281,7 @@ class Stack:
         self._position += size
 
     @torch.no_grad()
-    def _update(self, part: slice, step: Tensor) -> None:
+    def _update_weights(self, part: slice, step: Tensor) -> None:
         """The step of the optimizer with these gradients, for some of the weights."""
         weights = self._flat[part]
         if isinstance(self._decay, Tensor):
@@ -311,7 +312,7 @@ class Stack:
     def _gradients(self, rows: slice, columns: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Losses (t,) of some trials on these places of their order, and their gradients."""
         inputs, targets = self._epoch.batch(rows, columns)
-        weights, leaves = self._leaves(rows)
+        weights, leaves = self._weights_and_leaves(rows)
         with activation_precision(self._precision, self.device):
             batch_losses = losses_of_stack(self.network(weights, inputs, training=True), targets, self._loss).mean(1)
         return batch_losses.detach(), torch.autograd.grad(batch_losses.sum(), leaves)
@@ -321,7 +322,7 @@ class Stack:
         for start in range(0, len(self.trials), together):
             yield slice(start, start + together)
 
-    def _leaves(self, rows: slice) -> tuple[dict[str, Tensor], list[Tensor]]:
+    def _weights_and_leaves(self, rows: slice) -> tuple[dict[str, Tensor], list[Tensor]]:
         """Weights and buffers of some trials, and those to differentiate by; views."""
         leaves = {name: value.detach()[rows].requires_grad_() for name, value in self.trained.items()}
         return {**{name: value[rows] for name, value in self.constants.items()}, **leaves}, list(leaves.values())
@@ -352,16 +353,18 @@ class Stack:
         with product_precision(self._precision), activation_precision(self._precision, self.device):
             yield
 
-    def _each(self, values: Sequence[float]) -> Tensor | float:
+    def _one_value_or_per_weight(self, values: Sequence[float]) -> Tensor | float:
         """One number where all trials agree, else one per weight."""
-        return values[0] if len(set(values)) == 1 else self._spread(values)
+        return values[0] if len(set(values)) == 1 else self._value_per_weight(values)
 
-    def _spread(self, values: Sequence[float]) -> Tensor:
+    def _value_per_weight(self, values: Sequence[float]) -> Tensor:
         """A value of each trial, once for each of its weights."""
         column = torch.tensor(values, dtype=self._flat.dtype, device=self.device)
         return torch.cat([column.repeat_interleave(leaf[0].numel()) for leaf in self.trained.values()])
 
-    def _views(self, flat: Tensor, like: Mapping[str, Tensor], names: Sequence[str]) -> dict[str, Tensor]:
+    def _views_of_flat_weights(
+        self, flat: Tensor, like: Mapping[str, Tensor], names: Sequence[str]
+    ) -> dict[str, Tensor]:
         parts = torch.split(flat, [like[name].numel() for name in names])
         return {name: part.view(like[name].shape) for name, part in zip(names, parts, strict=True)}
 

@@ -56,17 +56,17 @@ class EpochSamples:
     def batch(self, rows: slice, columns: Tensor) -> tuple[Tensor, Tensor]:
         """Inputs and targets (t, b, ...) of some trials at these places of their order."""
         images = self._order[rows].index_select(1, columns)
-        inputs = self._samples.images[self._ordered(images)]
+        inputs = self._samples.images[self._with_axes_in_network_order(images)]
         shape = inputs.shape
         if self._augmented:
             offsets, flips = (
-                self._ordered(values[rows].index_select(1, columns)).flatten(0, 1)
+                self._with_axes_in_network_order(values[rows].index_select(1, columns)).flatten(0, 1)
                 for values in (self._offsets, self._flips)
             )
             inputs = crop_and_flip(inputs.flatten(0, 1), offsets, flips)
         inputs = inputs.reshape(-1, *shape[2:]).to(memory_format=self._layout).reshape(shape)
         return inputs, self._targets[rows].index_select(1, columns)
 
-    def _ordered(self, values: Tensor) -> Tensor:
+    def _with_axes_in_network_order(self, values: Tensor) -> Tensor:
         """The axes of trials and samples in the order that the network reads."""
         return values if self._trials_first else values.transpose(0, 1)

@@ -110,9 +110,9 @@ class Atlas(Result):
 
     def curve(self, measure: str, axis: str = "", scope: str = "", kind: str = "") -> list[CurvePoint]:
         """The points of one curve; by default over epochs, all networks, the first kind of correlation."""
-        return self._curves[self._key(measure, axis, scope, kind)]
+        return self._curves[self._curve_key(measure, axis, scope, kind)]
 
-    def _key(self, *names: str) -> tuple[str, ...]:
+    def _curve_key(self, *names: str) -> tuple[str, ...]:
         """Values that were asked for, the first of its kind where nothing was."""
         key = tuple(name or self._names[column][0] for column, name in zip(KEY, names, strict=True))
         for column, name in zip(KEY, key, strict=True):
@@ -126,7 +126,7 @@ class Atlas(Result):
 
     def sentence(self, measure: str, axis: str = "", scope: str = "", kind: str = "") -> str:
         """Sentence on the begin, the changes of sign and the end of a curve."""
-        _, along, _, which = self._key(measure, axis, scope, kind)
+        _, along, _, which = self._curve_key(measure, axis, scope, kind)
         known = [point for point in self.curve(measure, axis, scope, kind) if not math.isnan(point.value)]
         if not known:
             return f"{measure}: {KINDS[which]} has no value: too few networks, or nothing varies."
@@ -148,7 +148,7 @@ class Atlas(Result):
         """Sentences on how many measures change the sign of their correlation in training, and what follows."""
         names = self.names("measure")
         turning = [name for name in names if self.turns(name)]
-        sign = [name for name in names if name not in turning and self._settled(name)]
+        sign = [name for name in names if name not in turning and self._has_settled_sign(name)]
         lines = [f"The correlation of {some_of(turning, MOST_NAMED)} changes its sign in training."] if turning else []
         if sign:
             lines.append(f"{some_of(sign, MOST_NAMED)}: clearly of one sign somewhere, and it never turns.")
@@ -160,7 +160,7 @@ class Atlas(Result):
             advice if turning else "Next: these are correlations among these networks; check them on others.",
         ]
 
-    def _settled(self, measure: str) -> bool:
+    def _has_settled_sign(self, measure: str) -> bool:
         return any(point.settled for point in self.curve(measure))
 
     def summary(self) -> str:

@@ -174,7 +174,7 @@ class _Workers:
         except queue.Empty:
             return
         if message is None:
-            self._replace(worker, pending)
+            self._replace_dead_worker(worker, pending)
         elif "ready" in message:
             worker.ready = True
         elif "warning" in message:
@@ -191,7 +191,7 @@ class _Workers:
         for worker in self._workers:
             worker.end()
 
-    def _replace(self, worker: _Worker, pending: UnitQueue) -> None:
+    def _replace_dead_worker(self, worker: _Worker, pending: UnitQueue) -> None:
         self._workers.remove(worker)
         reason = worker.end()
         self._failed_starts = 0 if worker.ready else self._failed_starts + 1

@@ -116,10 +116,10 @@ class _Tasks:
                 if not self._running:
                     time.sleep(POLL_SECONDS)
                 for task in finished:
-                    self._settle(task, pending)
+                    self._settle_task(task, pending)
                 if time.monotonic() - asked > REPORT_SECONDS:
                     asked = time.monotonic()
-                    self._show(pending)
+                    self._show_progress(pending)
         finally:
             for task in self._running:
                 self._ray.cancel(task, force=True)
@@ -131,7 +131,7 @@ class _Tasks:
         )
         self._running[task] = (self._count, unit)
 
-    def _settle(self, task: Any, pending: UnitQueue) -> None:
+    def _settle_task(self, task: Any, pending: UnitQueue) -> None:
         _, unit = self._running.pop(task)
         try:
             outcome = self._ray.get(task)
@@ -140,7 +140,7 @@ class _Tasks:
             outcome = Outcome("raised", f"{type(error).__name__}: {said[0] if said else ''}", str(error))
         pending.settle(unit, outcome)
 
-    def _show(self, pending: UnitQueue) -> None:
+    def _show_progress(self, pending: UnitQueue) -> None:
         units = dict(self._running.values())
         try:
             last = self._ray.get(self._reports.take.remote(), timeout=REPORT_SECONDS)

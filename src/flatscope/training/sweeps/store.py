@@ -288,7 +288,7 @@ class Store:
     def fail(self, config: Mapping[str, Any], error: str) -> None:
         """Record that a trial could not be done."""
         time = datetime.now(UTC).isoformat(timespec="seconds")
-        self._put(FAILED, key_of(config), {"error": error, "time": time, "config": plain_value(config)})
+        self._put_record(FAILED, key_of(config), {"error": error, "time": time, "config": plain_value(config)})
 
     def forgive(self, config: Mapping[str, Any]) -> None:
         """Remove the record of a failure."""
@@ -308,7 +308,7 @@ class Store:
             raise InputError("a plain name for a sweep", repr(name), where="sweep")
         kept = plain_value(plan, f"plan {name}")
         if self.plans().get(name) != kept:  # a disk that can only be read may have all that there is to do
-            self._put(PLANS, name, kept)
+            self._put_record(PLANS, name, kept)
 
     def plans(self) -> dict[str, dict[str, Any]]:
         """The plans kept here, by name."""
@@ -318,7 +318,7 @@ class Store:
         """Damage of the other plans, by name."""
         return {name: entry for name, entry in self._records(PLANS) if isinstance(entry, InputError)}
 
-    def _put(self, folder: str, name: str, entry: Mapping[str, Any]) -> None:
+    def _put_record(self, folder: str, name: str, entry: Mapping[str, Any]) -> None:
         path, payload = f"{self._path}/{folder}/{name}.json", json_bytes(to_json(entry, indent=1))
         if self._trials.renames:
             write_whole(path, payload)

@@ -149,7 +149,7 @@ class Leases:
     def hold(self, key: str, lease: float) -> Iterator[bool]:
         """Hold the lease of `key` for the length of the block, with signs of life; False if another process has it."""
         try:
-            files = self._take(key, lease)
+            files = self._take_lease(key, lease)
         except OSError as problem:
             got = problem.strerror or str(problem)
             raise InputError("a folder that can be written to", got, self._folder, "Remove it") from None
@@ -157,7 +157,7 @@ class Leases:
             yield False
             return
         stop = threading.Event()
-        beating = threading.Thread(target=self._beat, args=(files, lease, stop), daemon=True)
+        beating = threading.Thread(target=self._renew_lease, args=(files, lease, stop), daemon=True)
         beating.start()
         try:
             yield True
@@ -167,7 +167,7 @@ class Leases:
             for file in files:
                 self._remove(file)
 
-    def _take(self, key: str, lease: float) -> list[_Lease]:
+    def _take_lease(self, key: str, lease: float) -> list[_Lease]:
         """The files of a lease that this process has now; none if another process has it."""
         for attempt in range(TRIES):
             mine = _Lease(key, this_process(), secrets.token_hex(4), ASKED, lease, time.time())
@@ -185,7 +185,7 @@ class Leases:
             time.sleep(random.uniform(0.01, 0.03) * 2**attempt)
         return []
 
-    def _beat(self, files: list[_Lease], lease: float, stop: threading.Event) -> None:
+    def _renew_lease(self, files: list[_Lease], lease: float, stop: threading.Event) -> None:
         """Give signs of life by newer file names, until stopped, or until another process took the lease for ended.
 
         The name before stays until the next sign: a listing is no snapshot, and one that runs while the old name goes

@@ -143,7 +143,7 @@ class UnitQueue:
     def report(self, unit: Unit, fraction: float, note: str = "") -> None:
         """Show how far a running unit is."""
         unit.fraction = min(max(float(fraction), 0.0), 1.0)
-        self._show(note)
+        self._show_progress(note)
 
     def settle(self, unit: Unit, outcome: Outcome) -> None:
         """A worker came back with the unit."""
@@ -156,7 +156,7 @@ class UnitQueue:
             if outcome.kind == "raised":
                 self._fail(unit, outcome.error, outcome.details)
             self._finished += len(unit.configs)
-        self._show()
+        self._show_progress()
 
     def lose(self, unit: Unit, reason: str) -> None:
         """The unit's worker died: run the unit again, after the others, unless it has cost too many workers.
@@ -181,7 +181,7 @@ class UnitQueue:
                 self.errors[self._store.key(config)] = error
                 self._store.fail(config, f"{error}\n{details}".strip())
 
-    def _show(self, note: str = "") -> None:
+    def _show_progress(self, note: str = "") -> None:
         now = self._finished + sum(unit.fraction * len(unit.configs) for unit in self._running)
         self._advance(now - self._shown, note=note)
         self._shown = now
