@@ -165,7 +165,7 @@ def test_a_lease_of_another_machine_from_the_far_future_ends(tmp_path: Path, mon
     store, now = Store(tmp_path), time.time
     monkeypatch.setattr(trial_files, "this_process", lambda: trial_files.Owner("0123456789ab", 1, 1))
     monkeypatch.setattr(time, "time", lambda: now() + 1e6)
-    assert store._leases._take_model(store.key({"x": 1}), lease=60.0)
+    assert store._leases._take_lease(store.key({"x": 1}), lease=60.0)
     monkeypatch.undo()
     with store.claim({"x": 1}) as mine:
         assert mine

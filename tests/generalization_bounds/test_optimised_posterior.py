@@ -125,7 +125,7 @@ def test_surrogate_is_above_the_error_everywhere() -> None:
     generator = torch.Generator().manual_seed(0)
     for outputs in (torch.randn(500, 4, generator=generator), torch.randn(500, 1, generator=generator)):
         targets = torch.randint(0, max(2, outputs.shape[1]), (500,), generator=generator)
-        wrong = optimised_posterior.zero_one(outputs, targets)
+        wrong = optimised_posterior.zero_one_loss(outputs, targets)
         assert (surrogate_loss(outputs, targets) >= wrong - 1e-6).all()
         assert wrong.sum() > 100
 

@@ -346,13 +346,13 @@ def test_what_is_not_finite_does_not_travel_from_neighbour_to_neighbour(monkeypa
     monkeypatch.setitem(stacked_layers.CONVOLUTIONS, "conv2d", mixing_neighbours)
     monkeypatch.setattr(stack, "MIXING_DEVICES", {"cpu"})
     passes = []
-    one_pass = stack.Stack._pass_over_data
+    one_pass = stack.Stack._train_pass
 
     def counted(self, epoch, advance):
         passes.append((epoch, len(self.trials)))
         return one_pass(self, epoch, advance)
 
-    monkeypatch.setattr(stack.Stack, "_pass_over_data", counted)
+    monkeypatch.setattr(stack.Stack, "_train_pass", counted)
     data = blobs(n=48, shape=(1, 6, 6))
     trials = [{"lr": 1e200 if seed == 3 else 0.02, "seed": seed, "batch_size": 8, "epochs": 2} for seed in range(10)]
     population = train_population(conv_batchnorm, trials, data, dtype=torch.float64, stacked=True)
@@ -596,7 +596,7 @@ def test_control_c_within_an_epoch_undoes_that_epoch(monkeypatch):
     from flatscope.training.stack import Stack
 
     data, steps = blobs(n=50, shape=(1, 6, 6)), 0
-    step = Stack._langevin_step
+    step = Stack._step
 
     def interrupted(self, turn, size):
         nonlocal steps
@@ -606,7 +606,7 @@ def test_control_c_within_an_epoch_undoes_that_epoch(monkeypatch):
         step(self, turn, size)
 
     trials = [{"lr": 0.05, "epochs": 3, "batch_size": 8, "seed": seed} for seed in range(2)]
-    monkeypatch.setattr(Stack, "_langevin_step", interrupted)
+    monkeypatch.setattr(Stack, "_step", interrupted)
     with pytest.raises(Interrupted, match="nothing was saved") as caught:
         train_population(conv_batchnorm, trials, data, dtype=torch.float64)
     monkeypatch.undo()

@@ -228,7 +228,7 @@ def test_a_claim_gives_signs_of_life_and_ends_without_them(store: Store, monkeyp
         with store.claim(CONFIG, lease=0.4) as again:
             assert not again
     monkeypatch.setattr(trial_files, "this_process", lambda: foreign)
-    holding = store._leases._take_model(store.key(CONFIG), lease=0.5)  # somebody on another machine, who then dies
+    holding = store._leases._take_lease(store.key(CONFIG), lease=0.5)  # somebody on another machine, who then dies
     monkeypatch.undo()
     assert holding
     assert not foreign.is_dead()  # as far as can be known here
