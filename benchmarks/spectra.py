@@ -9,18 +9,25 @@ does not. The note gives the true errors.
 from __future__ import annotations
 
 import functools
+import os
+import tempfile
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 
 import flatscope as fs
-from benchmarks.gpu_models import Case, resnet18_case
+from benchmarks.gpu_models import Case, resnet18, resnet18_case
 from benchmarks.gpu_peers import curvlinops_top, pyhessian_top
 from benchmarks.timing import Row, trained_lenet
+from flatscope.inputs import load
+from flatscope.training import TrainConfig, train
 
 EQUAL_ERROR = 1e-3
+RECIPE = TrainConfig(lr=0.04, momentum=0.9, weight_decay=5e-4, lr_decay=0.85, epochs=22, evaluate_every=22)
 
 
 def rows() -> Iterator[Row]:
@@ -29,6 +36,33 @@ def rows() -> Iterator[Row]:
     yield from compared("LeNet-5, 2,000 CIFAR-10 images", case, 500, 3.0)
     case = resnet18_case(256, "cpu", tiny=False, stem="imagenet")
     yield from compared("ResNet-18, 32 px, 256 random images", case, 256, 2.0)
+    yield from compared("trained ResNet-18, 256 of its 3,000 CIFAR-10 images", trained_resnet18(256), 256, 3.0)
+
+
+def trained_resnet18(n: int, samples: int = 3_000) -> Case:
+    """ResNet-18 after three minutes of training on CIFAR-10 images, with some of them.
+
+    Its weights stay in the folder for temporary files for the next run.
+    """
+    data = load("cifar10", train_size=samples, test_size=0, seed=0)
+    torch.manual_seed(0)
+    model = resnet18(stem="imagenet")
+    path = Path(tempfile.gettempdir()) / f"flatscope-resnet18-{samples}-{RECIPE.epochs}.safetensors"
+    if path.exists():
+        model.load_state_dict(load_file(path))
+    else:
+        train(model, data.train, RECIPE, show_progress=False)
+        partial = path.with_suffix(f".{os.getpid()}")
+        save_file(model.state_dict(), partial)
+        partial.replace(path)
+    model.eval()
+    x, y = data.train
+    with torch.no_grad():
+        outputs = torch.cat([model(images) for images in x.split(500)])
+    right = float((outputs.argmax(1) == y).double().mean())
+    print(f"ResNet-18: {right:.1%} of its {samples:,} training images right", flush=True)
+    assert right > 0.8, right
+    return Case(model, x[:n], y[:n])
 
 
 def compared(what: str, case: Case, batch: int, target: float) -> Iterator[Row]:

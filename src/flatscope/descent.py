@@ -22,6 +22,7 @@ from flatscope.errors import NotApplicable
 from flatscope.loss import IGNORED, Loss
 from flatscope.network_summary import SETTLED
 from flatscope.params import Params
+from flatscope.samples import parts_of
 
 FIRST_SHARE = 0.1  # of the constant's loss: what the first step would win if the loss were a straight line
 MOST_STEPS = 6  # evaluations of the loss along a direction
@@ -147,32 +148,33 @@ def _gradient_without_weight_decay(ctx: Context, gradient: Params) -> tuple[floa
 
 
 def _loss_and_constant_loss(ctx: Context) -> tuple[float, float]:
-    """The mean training loss of the network, and of the best constant outputs (NaN where there are none)."""
-    problem, outputs_there = ctx.problem, None
-    try:
-        outputs_there = _best_constant(ctx)
-    except (RuntimeError, ValueError, IndexError):  # targets of a user's own loss may be anything
-        outputs_there = None
-    totals = torch.zeros(2, dtype=torch.float64)
+    """The mean training loss of the network, and of the best constant outputs (NaN where there are none).
+
+    Where time is short the loss is computed again: how long that takes tells what ten passes more would take.
+    """
+    loss = ctx.scores().loss if ctx.effort.end is None else _mean_loss(ctx, ctx.params)
+    problem, total = ctx.problem, torch.zeros((), dtype=torch.float64)
     with torch.no_grad():
-        for inputs, targets in ctx.share():
-            outputs = ctx.forward(inputs)
-            totals[0] += problem.loss(outputs, targets).double().sum().cpu()
-            if outputs_there is not None:
-                try:
-                    same = outputs_there.to(outputs).expand(outputs.shape)
-                    totals[1] += problem.loss(same, targets).double().sum().cpu()
-                except RuntimeError:
-                    outputs_there = None
-    ctx.count("forward", problem.n_train)
-    totals = problem.ranks.summed([totals])[0] / problem.n_train
-    return float(totals[0]), float(totals[1]) if outputs_there is not None else math.nan
+        example = problem.example(1)
+        one = ctx.forward(example)
+        try:
+            outputs_there = _best_constant(ctx, one.shape[1:])
+        except (RuntimeError, ValueError, IndexError):  # targets of a user's own loss may be anything
+            outputs_there = None
+        for inputs, targets in ctx.share() if outputs_there is not None else ():
+            is_alike = [part.shape[1:] for part in parts_of(inputs)] == [part.shape[1:] for part in parts_of(example)]
+            shape = (len(targets), *one.shape[1:]) if is_alike else ctx.forward(inputs).shape
+            try:
+                total += problem.loss(outputs_there.to(one).expand(shape), targets).double().sum().cpu()  # type: ignore[union-attr]
+            except RuntimeError:
+                outputs_there = None
+                break
+    constant = float(problem.ranks.summed([total])[0]) / problem.n_train
+    return loss, constant if outputs_there is not None else math.nan
 
 
-def _best_constant(ctx: Context) -> Tensor | None:
+def _best_constant(ctx: Context, shape: torch.Size) -> Tensor | None:
     """Outputs of one sample that do best for all: frequencies of the classes, or means of the targets."""
-    with torch.no_grad():
-        shape = ctx.forward(ctx.problem.example(1)).shape[1:]
     total, n = None, 0.0
     for _, targets in ctx.share():
         summed, counted = _sum_of_targets(ctx.problem.loss, targets, shape)

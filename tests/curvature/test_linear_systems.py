@@ -136,6 +136,14 @@ def test_refusals(v: Any, words: dict[str, Any], match: str) -> None:
         operator.solve(v, **words)
 
 
+def test_products_carry_no_graph() -> None:
+    problem = dense("mlp", mlp).tiny.problem()
+    operator = fs.hessian(problem)
+    assert not (operator @ torch.ones(operator.size, dtype=torch.float64, requires_grad=True)).requires_grad
+    assert repr(operator).startswith("Hessian of ")
+    assert operator.solve(torch.ones(operator.size), np.float32(10)).damping == 10  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("build", BUILDERS, ids=lambda build: build.__name__)
 def test_blocks_below_a_module_are_those_of_the_whole(build: Any) -> None:
     problem = build().problem()

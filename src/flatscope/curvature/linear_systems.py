@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from numbers import Real
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -126,12 +127,12 @@ def solved(
 def _refuse_wrong(operator: SymmetricOperator, v: Tensor, damping: float, tolerance: float, most_products: int) -> None:
     if not isinstance(v, Tensor) or v.shape != (operator.size,) or v.is_complex():
         got = f"{v.dtype} of shape {tuple(v.shape)}" if isinstance(v, Tensor) else type(v).__name__
-        fix = "Solve for one vector at a time; `op.flatten` makes one of tensors by name"
+        fix = "Solve for one vector at a time; `op.flatten` makes one of tensors by name, `torch.as_tensor` of an array"
         raise InputError(f"a real vector of length {operator.size}", got, where="solve", fix=fix)
     if not bool(v.isfinite().all()):
         raise InputError("finite numbers", "NaN or infinity", where="solve")
     for name, value, least in (("damping", damping, 0.0), ("tolerance", tolerance, 1e-15)):
-        if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value < math.inf:
+        if isinstance(value, bool) or not isinstance(value, Real) or not least <= value < math.inf:
             raise InputError(f"a number from {least:g} up", repr(value), where=f"solve, {name}")
     refuse_unless_whole(most_products, "most_products")
 

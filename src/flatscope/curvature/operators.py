@@ -26,6 +26,7 @@ from flatscope.curvature.random_signs import Signs
 from flatscope.curvature.second_derivative import refuse_wrong_jacobian_products, refuse_wrong_second_derivative
 from flatscope.curvature.symmetric_operator import TRACE, Parts, SymmetricOperator, T, Vectors
 from flatscope.errors import InputError, differentiated_twice, refuse_unknown
+from flatscope.formatting import some_of
 from flatscope.isolation import own_settings
 from flatscope.params import Params, count, flatten, unflatten
 from flatscope.samples import Batch, cut
@@ -79,6 +80,9 @@ class CurvatureOperator(SymmetricOperator):
         self._batch_size = batch_size(ctx)
         self._kept: list[tuple[int, Product]] = []  # of every batch, with the number of its group
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__} of {some_of(self.names, 3)}: {self.size:,} × {self.size:,}"
+
     def summed(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Sums over the ranks."""
         return self.ctx.problem.ranks.summed(tensors)
@@ -107,11 +111,12 @@ class CurvatureOperator(SymmetricOperator):
         """Products with a vector (p,) or with the columns of a matrix (p, k), in float64, averaged over samples."""
         if not isinstance(vectors, Tensor) or vectors.ndim not in (1, 2) or len(vectors) != self.size:
             got = f"shape {tuple(vectors.shape)}" if isinstance(vectors, Tensor) else type(vectors).__name__
-            raise InputError(f"a tensor of vectors of length {self.size}", got, where="product")
+            fix = "`op.to_scipy()` takes NumPy's arrays, `op.flatten` makes a vector of tensors by name"
+            raise InputError(f"a tensor of vectors of length {self.size}", got, where="product", fix=fix)
         if vectors.is_complex():
             fix = "Take the products with the real and with the imaginary part"
             raise InputError("real vectors", str(vectors.dtype), where="product", fix=fix)
-        vectors = vectors if vectors.is_floating_point() else vectors.double()
+        vectors = vectors.detach() if vectors.is_floating_point() else vectors.double()
         columns = vectors.reshape(self.size, -1)  # (p, k)
         (total,) = self.summed([self.by_groups(lambda _: columns, partial(self._added, columns.shape[1]))])
         return total.reshape(vectors.shape)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -60,6 +60,21 @@ class Flow:
         """Kind of the layer."""
         return self.uses[0].kind
 
+    def parts(self, samples: int) -> Iterator[Flow]:
+        """Flows of so many samples at a time."""
+        n = len(self.columns[0])
+        if samples >= n:
+            yield self
+            return
+        for start in range(0, n, samples):
+            part = slice(start, start + samples)
+            yield Flow(
+                [replace(use, input=use.input[part]) for use in self.uses],
+                [s[part] for s in self.columns],
+                None if self.back is None else self.back[part],
+                None if self.signs is None else self.signs[part],
+            )
+
 
 @dataclass(frozen=True)
 class Forms:
@@ -75,6 +90,22 @@ def matrices(flow: Flow, weight: Tensor) -> tuple[Tensor, Tensor]:
     inputs = [input_matrix(use.input.detach(), weight, use.kind, use.settings) for use in flow.uses]
     outputs = [output_matrix(s, weight, use.kind, use.settings) for use, s in zip(flow.uses, flow.columns, strict=True)]
     return (inputs[0], outputs[0]) if len(inputs) == 1 else (torch.cat(inputs, dim=-1), torch.cat(outputs, dim=-1))
+
+
+def read_together(flow: Flow, weight: Tensor) -> int:
+    """Samples whose patches and gradients the caches of a CPU hold: they are used at once, and their memory again."""
+    n, k = flow.columns[0].shape[:2]
+    if weight.device.type != "cpu" or flow.kind == "batchnorm":
+        return n
+    entries = k * weight.numel()
+    for use, s in zip(flow.uses, flow.columns, strict=True):
+        each = s[0, 0].numel()
+        rows = use.output_shape[-1] if use.kind == "dense" else use.output_shape[1]
+        positions = each // rows
+        if positions == 1:
+            return n
+        entries += positions * weight[0].numel() + k * each
+    return max(1, STANDARD.reading_bytes // (entries * weight.element_size()))
 
 
 def vector_gradients(flow: Flow) -> Tensor:

@@ -26,6 +26,7 @@ from flatscope.curvature.per_sample_gradients import (
     along_rows,
     by_positions,
     matrices,
+    read_together,
     scale_gradients,
     vector_gradients,
     weight_forms,
@@ -69,8 +70,9 @@ def _recorded_shape(ctx: Context, dtype: torch.dtype) -> SweepShape:
         for use in uses
         if use.kind != "batchnorm" and not use.opaque
     ]
-    read = item * (max(patches, default=0) + 2 * root.width)
-    return SweepShape(root.count, root.per_draw, item * (2 * sum(sizes) + 2 * root.width), read)
+    # One column is there twice, as it comes and where it is kept.
+    read = item * (sum(sizes) + max(patches, default=0) + 2 * root.width)
+    return SweepShape(root.count, root.per_draw, item * (sum(sizes) + 2 * root.width), read)
 
 
 def sweep_plan(ctx: Context, columns: int, curved: bool = False) -> Plan:
@@ -279,15 +281,21 @@ def stacked_backward(given: list[Tensor], ends: list[Any], columns: list[Tensor]
     """Gradients of each column (k, n, …) of each given tensor at each end, stacked to (n, k, …); None where none flows.
 
     Column by column: a batched backward loops over the columns of convolution and pooling as well, and has them
-    in the wrong order for the matrix products that follow.
+    in the wrong order for the matrix products that follow. Each is copied to its place while the caches hold it.
     """
-    rows = [
-        torch.autograd.grad(given, ends, list(column), retain_graph=True, allow_unused=True)
-        for column in zip(*columns, strict=True)
-    ]
-    if len(rows) == 1:
-        return [None if part is None else part[:, None] for part in rows[0]]
-    return [None if parts[0] is None else torch.stack(parts, dim=1) for parts in zip(*rows, strict=True)]
+    several = len(columns[0])
+    stacks: list[Tensor | None] = []
+    for number, column in enumerate(zip(*columns, strict=True)):
+        rows = torch.autograd.grad(given, ends, list(column), retain_graph=True, allow_unused=True)
+        if several == 1:
+            return [None if row is None else row[:, None] for row in rows]
+        if not stacks:
+            stacks = [None if row is None else row.new_empty(len(row), several, *row.shape[1:]) for row in rows]
+        for stack, row in zip(stacks, rows, strict=True):
+            if stack is not None and row is not None:
+                stack[:, number] = row
+        del rows, row
+    return stacks
 
 
 def _add_flow(ctx: Context, sums: BatchSums, flow: Flow, not_covered: dict[str, str], rows: bool) -> None:
@@ -301,15 +309,19 @@ def _add_flow(ctx: Context, sums: BatchSums, flow: Flow, not_covered: dict[str, 
         _add_vector(sums, flow.weight, scale_gradients(flow), signs)
         return
     weight = ctx.params[flow.weight]
-    u, s = matrices(flow, weight)
-    forms = weight_forms(flow, u, s, weight)
-    trace = sums.add(flow.weight, "trace", forms.trace, signs)
+    forms, alongs = [], []
+    for part in flow.parts(read_together(flow, weight)):
+        u, s = matrices(part, weight)
+        forms.append(weight_forms(part, u, s, weight))
+        if rows:
+            alongs.append(along_rows(u, s, weight, flow.kind))
+    trace = sums.add(flow.weight, "trace", torch.cat([form.trace for form in forms]), signs)
     sums.add_to_network("trace", trace)
     sums.add_to_network("kappa_trace", trace * float(weight.double().square().sum()))
-    sums.add(flow.weight, "relative_flatness", forms.relative, signs)
-    _add_units(sums, flow.weight, "rho", forms.along, signs)
+    sums.add(flow.weight, "relative_flatness", torch.cat([form.relative for form in forms]), signs)
+    _add_units(sums, flow.weight, "rho", torch.cat([form.along for form in forms]), signs)
     if rows:
-        _add_units(sums, flow.weight, "rho_rows", along_rows(u, s, weight, flow.kind), signs)
+        _add_units(sums, flow.weight, "rho_rows", torch.cat(alongs), signs)
 
 
 def _add_units(sums: BatchSums, name: str, quantity: str, along: Tensor, signs: Tensor | None) -> None:
