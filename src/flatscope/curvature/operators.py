@@ -357,4 +357,8 @@ def batch_size(ctx: Context) -> int:
     budget = max(allowed(limits.batch_memory, ctx.problem.device), min(limits.large_batch, weights))
     if asked is not None:
         budget = min(budget, allowed(limits.batch_memory, ctx.problem.device, asked))
-    return max(1, min(ctx.problem.n_train, max(budget // each, limits.least_batch), limits.most_batch))
+    n = ctx.problem.n_train
+    fitting = max(1, min(n, max(budget // each, limits.least_batch), limits.most_batch))
+    # Batches of one size: a small one at the end would read all weights for few samples.
+    batches = -(-n // fitting) if asked is not None else max(1, round(n / fitting))
+    return -(-n // batches)

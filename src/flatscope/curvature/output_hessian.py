@@ -8,7 +8,7 @@ all of them.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -92,10 +92,8 @@ class SoftmaxRoot(Root):
         logits, weights = loss.positions(outputs, targets)  # (n, P, C), (n, P)
         self._loss, self._targets, self._shape = loss, targets, outputs.shape
         self._scale = weights.sqrt()[:, :, None]
-        self._root = (0.5 * torch.log_softmax(logits, 2)).exp()
+        self._root = torch.log_softmax(logits, 2).mul_(0.5).exp_()
         self._top = self._root.argmax(2, keepdim=True)  # (n, P, 1)
-        self._reflected = self._root / (1 + self._root.gather(2, self._top))  # v_i / (1 + √p_m) for i ≠ m
-        self._reflected.scatter_(2, self._top, 1.0)  # (√p_m + 1) / (1 + √p_m)
         _, self._positions, self._classes = logits.shape
         self.count = self._positions * (self._classes - 1)
         self.width = self._positions * self._classes
@@ -104,7 +102,7 @@ class SoftmaxRoot(Root):
         """Columns `start` to `stop`: class by class, position after position."""
         number = torch.arange(start, min(stop, self.count), device=self._root.device)
         place, column = number // (self._classes - 1), number % (self._classes - 1)  # (k,)
-        root, reflected = self._root[:, place], self._reflected[:, place]  # (n, k, C)
+        root, reflected = self._root[:, place], self._reflected(place)  # (n, k, C)
         kept = column[None, :, None] + (column[None, :, None] >= self._top[:, place])  # all classes but m, (n, k, 1)
         basis = -reflected * root.gather(2, kept)
         basis.scatter_add_(2, kept, torch.ones_like(kept, dtype=basis.dtype))
@@ -116,16 +114,37 @@ class SoftmaxRoot(Root):
     def drawn(self, signs: Tensor) -> Columns:
         """All positions at once, in one column."""
         z = signs.reshape(len(signs), *self._root.shape)
-        z = z.scatter(3, self._top.expand(len(z), -1, -1, -1), 0.0)
-        along = (self._root * z).sum(3, keepdim=True)  # (k, n, P, 1)
-        return self._as_outputs((z - self._reflected * along).mul_(self._root).mul_(self._scale))
+        drawn = torch.empty_like(z)
+        for some in self._positions_together(len(z)):
+            root, top = self._root[:, some], self._top[:, some]
+            part = z[:, :, some].scatter(3, top.expand(len(z), -1, -1, -1), 0.0)
+            along = (root * part).sum(3, keepdim=True)  # (k, n, positions, 1)
+            part -= self._reflected(some) * along
+            torch.mul(part.mul_(root), self._scale[:, some], out=drawn[:, :, some])
+        return self._as_outputs(drawn)
+
+    def _reflected(self, positions: slice | Tensor) -> Tensor:
+        """The vector v of the reflection over 1 + √p_m, at some positions: (n, positions, C)."""
+        root, top = self._root[:, positions], self._top[:, positions]
+        return (root / (1 + root.gather(2, top))).scatter_(2, top, 1.0)  # at m it is (√p_m + 1) / (1 + √p_m)
+
+    def _positions_together(self, columns: int) -> Iterator[slice]:
+        """Some positions after others: only the signs and the columns are then arrays as large as all outputs."""
+        n, positions, classes = self._root.shape
+        each = columns * n * classes * self._root.element_size()
+        step = max(1, STANDARD.gradient_bytes // each)
+        return (slice(start, start + step) for start in range(0, positions, step))
 
     def forms(self, outputs: Tensor) -> Tensor:
         """‖Sᵀa‖², from differences of logits: nothing cancels."""
         change = self._loss.positions(outputs, self._targets)[0]  # (n, P, C)
-        along = (self._reflected * self._root * change).sum(2, keepdim=True)
-        parts = self._root * self._scale * (change - along)
-        return parts.scatter(2, self._top, 0.0).square().sum((1, 2))
+        total = change.new_zeros(len(change))
+        for some in self._positions_together(1):
+            root, there = self._root[:, some], change[:, some]
+            along = (self._reflected(some) * root * there).sum(2, keepdim=True)
+            parts = root * self._scale[:, some] * (there - along)
+            total += parts.scatter(2, self._top[:, some], 0.0).square().sum((1, 2))
+        return total
 
     def _as_outputs(self, values: Tensor) -> Columns:
         return Columns(self._loss.to_outputs(values, self._shape))
