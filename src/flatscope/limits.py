@@ -133,6 +133,8 @@ class Limits:
     # Gradients of so many outputs by the input are taken one by one; of more so many random mixtures for each sample.
     few_outputs: int = 128
     output_draws: int = 64
+    # So many of them are tried one by one where the nearest is looked for (`local_linear_margin`).
+    nearest_classes: int = 32
     # A loss of one's own with more outputs is not written out: its Hessian takes outputs² numbers for each sample.
     dense_outputs: int = 64
 

@@ -11,9 +11,11 @@ from networks import attention, lenet_like, mlp
 from torch import Tensor, nn
 
 import flatscope as fs
-from flatscope.measures.geometric_margin import _pair_constants
+from flatscope.context import Context, Effort
+from flatscope.limits import Limits
+from flatscope.measures.geometric_margin import SURE, _pair_constants, local_linear_margin
 from flatscope.measures.margin_exact import as_shallow, exact_margins
-from flatscope.measures.margin_search import nearest_changes
+from flatscope.measures.margin_search import estimated_distances, linear_distances, nearest_changes, other_classes
 
 
 def normals(*shape: int, seed: int = 0) -> Tensor:
@@ -204,3 +206,38 @@ def test_only_networks_that_are_shallow_are_called_exact() -> None:
     assert as_shallow(fs.Context(labelled(deep, x))) is None
     tanh = with_weights(nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 2)))
     assert as_shallow(fs.Context(labelled(tanh, x))) is None
+
+
+def test_of_many_classes_those_are_tried_that_seem_nearest() -> None:
+    """All classes, and the chosen ones: the same values here, and what is kept below them holds."""
+    model, x = nn.Sequential(nn.Linear(40, 60), nn.ReLU(), nn.Linear(60, 300)).double(), normals(30, 40)
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for value in model.parameters():
+            value.copy_(torch.randn(value.shape, generator=generator, dtype=torch.float64) / value.shape[-1] ** 0.5)
+        y = model(x).argmax(1)
+        y[:3] = (y[:3] + 1) % 300  # misclassified
+    problem = fs.Problem(model, train=(x, y))
+    every, chosen = (fs.measure(problem, "local_linear_margin", precision=precision) for precision in (0, 0.02))
+    expected, frame = every.samples("local_linear_margin"), chosen.to_frame()
+    frame = frame[frame["measure"] == "local_linear_margin"]
+    low, value = (torch.tensor(frame[name].to_numpy(dtype="float64")) for name in ("low", "value"))
+    assert every.to_frame()["exact"].all()
+    assert not frame["exact"].any()
+    assert bool((value >= expected * (1 - 1e-12)).all())
+    assert float((value > expected * (1 + 1e-9)).double().mean()) <= 0.05
+    assert bool((low <= expected).all())
+    assert bool((value[:3] == 0).all())
+    assert frame["passes"].iloc[0] < 0.5 * every.to_frame()["passes"].max()
+    classes = other_classes(model(x).detach(), y)
+    signs = torch.where(torch.rand(64, 30, 40, generator=generator) < 0.5, -1.0, 1.0).double()
+    estimated = estimated_distances(model, x, y, classes, signs)
+    true = linear_distances(model, x, y, classes)
+    ratio = estimated[3:] / true[3:]
+    assert bool((ratio < SURE).all())
+    assert 0.9 < float(ratio.median()) < 1.1
+    beyond = Context(problem, effort=Effort(limits=Limits(nearest_classes=1)))
+    few = local_linear_margin(beyond)
+    assert few.low is not None
+    assert bool((torch.as_tensor(few.low) <= expected).all())
+    assert bool((torch.as_tensor(few.low) < torch.as_tensor(few.value)).any())  # others may be as near

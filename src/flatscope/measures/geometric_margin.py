@@ -15,11 +15,13 @@ import torch
 from torch import Tensor
 
 from flatscope.context import Context
-from flatscope.errors import NotApplicable, refuse_unless_whole
+from flatscope.curvature.random_signs import Signs
+from flatscope.errors import NotApplicable, lack_of_memory, refuse_unless_whole
+from flatscope.limits import STANDARD
 from flatscope.measures.attacks import refuse_broken_constant
 from flatscope.measures.lipschitz import Constants
 from flatscope.measures.margin_exact import as_shallow, exact_margins
-from flatscope.measures.margin_search import linear_distances, nearest_changes, other_classes
+from flatscope.measures.margin_search import estimated_distances, linear_distances, nearest_changes, other_classes
 from flatscope.network.interception import Operation
 from flatscope.progress import progress
 from flatscope.registry import FUNCTION_SYMMETRIES, Value, measure
@@ -27,6 +29,8 @@ from flatscope.samples import as_rows, output_tensor
 from flatscope.sampling import end_in_time, out_of_time
 
 Part = Literal["train", "test"]
+# Random signs tell the length of a gradient this factor too short for one class in a million (64 draws, χ²).
+SURE = 1.7
 ROUNDING = 1e-6  # by which norms found by iteration may be too small
 
 _distance = partial(
@@ -98,7 +102,9 @@ def geometric_margin(ctx: Context, *, samples: int = 1000, restarts: int = 10, p
     cost="sweep",
     typical={"output": 0.5},
     conventions="each pair of classes with its own gradient; 0 where misclassified; infinite where the outputs "
-    "do not depend on the input near by; neither an upper nor a lower bound of `geometric_margin`",
+    f"do not depend on the input near by; neither an upper nor a lower bound of `geometric_margin`; of more than "
+    f"{STANDARD.few_outputs} classes the {STANDARD.nearest_classes} are tried that seem nearest along random "
+    "directions, all with `precision=0`",
 )
 def local_linear_margin(ctx: Context, *, samples: int = 1000, part: Part = "train") -> Value:
     """Distance to the nearest other class if the network went on as it does at the sample: f(x)/‖W_x‖.
@@ -109,18 +115,52 @@ def local_linear_margin(ctx: Context, *, samples: int = 1000, part: Part = "trai
         samples: how many, from the first one on.
         part: "train" or "test" samples.
     """
-    values: list[Tensor] = []
+    values, lows, limits = list[Tensor](), list[Tensor](), ctx.effort.limits
+    sampled = ctx.effort.precision > 0 and ctx.problem.n_outputs > limits.few_outputs
     for x, y, outputs in _sample_batches(ctx, samples, part, "Linear margins"):
-        classes = other_classes(outputs, y)
+        classes, beyond = other_classes(outputs, y), torch.full((len(x),), torch.inf).to(outputs)
         try:
+            if sampled:
+                classes, beyond = _likely_nearest(ctx, x, y, classes, sum(map(len, values)))
             nearest = linear_distances(partial(_outputs_within_time_limit, ctx, x), as_rows(x), y, classes).amin(1)
         except NotApplicable:
             if not values or not out_of_time(ctx):
                 raise
             break
         values.append(nearest.clamp_min(0).double().cpu())
+        lows.append(torch.minimum(nearest, beyond / SURE).clamp_min(0).double().cpu())
     value = torch.cat(values)
-    return Value(value, reason=_time_limit_in_words(ctx, len(value), samples, part))
+    reason = _time_limit_in_words(ctx, len(value), samples, part)
+    if not sampled:
+        return Value(value, reason=reason)
+    found = f"nearest of {limits.nearest_classes} classes, chosen along {limits.output_draws} random directions"
+    reason = f"{found}; {reason}" if reason else found
+    return Value(value, low=torch.cat(lows), high=value, exact=False, reason=reason)
+
+
+def _likely_nearest(ctx: Context, x: Tensor, y: Tensor, classes: Tensor, seen: int) -> tuple[Tensor, Tensor]:
+    """The classes that seem nearest, and how far the nearest of the others seems to be; all where nothing tells.
+
+    Args:
+        ctx: the network.
+        x: samples.
+        y: their labels.
+        classes: the other classes of each.
+        seen: samples before these.
+    """
+    limits, flat = ctx.effort.limits, as_rows(x)
+    numbers = torch.arange(seen, seen + len(x), device=x.device)
+    signs = Signs(ctx.seed, "directions of local_linear_margin")
+    drawn = signs.draw(numbers, range(limits.output_draws), flat.shape[1], flat.dtype)
+    try:
+        estimated = estimated_distances(partial(_outputs_within_time_limit, ctx, x), flat, y, classes, drawn)
+    except RuntimeError as problem:  # an operation that cannot be differentiated twice
+        if lack_of_memory(problem):
+            raise
+        return classes, torch.full((len(x),), torch.inf).to(flat)
+    ctx.count("backward", len(x) * len(drawn))
+    distances, order = estimated.sort(dim=1, stable=True)
+    return classes.gather(1, order[:, : limits.nearest_classes]), distances[:, limits.nearest_classes]
 
 
 def _time_limit_in_words(ctx: Context, found: int, samples: int, part: str) -> str:

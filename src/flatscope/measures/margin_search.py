@@ -113,6 +113,24 @@ def linear_distances(network: Network, x: Tensor, y: Tensor, classes: Tensor) ->
     return torch.stack(columns, dim=1)
 
 
+def estimated_distances(network: Network, x: Tensor, y: Tensor, classes: Tensor, directions: Tensor) -> Tensor:
+    """The same for all classes at once, lengths from derivatives along random signs (draws, n, d): of mean ‖∇‖²."""
+    with torch.enable_grad():
+        free = x.detach().requires_grad_()
+        outputs = network(free)
+        if not outputs.requires_grad:
+            return torch.full(classes.shape, torch.inf).to(outputs)
+        u = torch.zeros_like(outputs, requires_grad=True)
+        (pulled,) = torch.autograd.grad(outputs, free, u, create_graph=True, materialize_grads=True)
+    squares = torch.zeros(classes.shape).to(outputs)
+    for direction in directions if pulled.requires_grad else ():
+        (along,) = torch.autograd.grad(pulled, u, direction, retain_graph=True, materialize_grads=True)
+        squares += (along.gather(1, y[:, None]) - along.gather(1, classes)).square()
+    length = (squares / len(directions)).sqrt()
+    gap = (outputs.gather(1, y[:, None]) - outputs.gather(1, classes)).detach()
+    return torch.where(length > 0, gap / length, gap.sign() * torch.inf)
+
+
 def other_classes(outputs: Tensor, y: Tensor, most: int | None = None) -> Tensor:
     """Classes other than the label, (n, k), those of large outputs first."""
     ranked = outputs.scatter(1, y[:, None], -torch.inf).argsort(dim=1, descending=True, stable=True)[:, :-1]
