@@ -20,7 +20,7 @@ from flatscope.curvature.coverage import not_covered_by_uses
 from flatscope.curvature.route import reached_at_curved_operations
 from flatscope.curvature.sweep import sweep_pass
 from flatscope.limits import STANDARD
-from flatscope.network import program
+from flatscope.network import structure
 from flatscope.network.expansions import EXPANSIONS
 from flatscope.network.interception import relative_difference
 
@@ -171,7 +171,7 @@ def test_written_otherwise_they_are_left_to_products(monkeypatch: pytest.MonkeyP
         assert {"attend.in_proj_weight", "attend.out_proj.weight"} <= unseen.keys()
         assert "4 parameter tensors by products" in reason_of_the_trace(BUILDERS["itself"]())
     assert "products" not in reason_of_the_trace(BUILDERS["itself"]())
-    monkeypatch.setattr(program, "axis_of_samples", lambda *_: 0)
+    monkeypatch.setattr(structure, "axis_of_samples", lambda *_: 0)
     unseen = not_covered_by_uses(Context(encodes().problem().plain))
     assert "first axis" in unseen["first.weight"]
 
