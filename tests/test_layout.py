@@ -119,10 +119,10 @@ REPEATED_MODULES = {"pac_bayes"}
 # What decides between ways, or ends draws, is a field of `flatscope.limits.Limits`.
 LOCAL_NUMBERS = {
     # In network/: codes, where a softplus is straight, and how far searches and comparisons go.
-    "jumps": {"_SMOOTH"},
+    "discontinuities": {"_SMOOTH"},
     "program": {"NO_MEMORY"},
     "singular_values": {"TOLERANCE", "ROUGH_TOLERANCE", "ROUGH_BASIS", "BASIS", "MATRIX_TOLERANCE", "MATRIX_BASIS"},
-    "ties": {"ZERO", "CONSTANT"},
+    "tied_labels": {"ZERO", "CONSTANT"},
     "interception": {"_LOW_PRECISION"},
     # In decisions/: what is asked for, and what headlines and pictures show.
     "allocation": {"SOLVER_SCALE"},

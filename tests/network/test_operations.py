@@ -25,13 +25,13 @@ from flatscope.errors import NotApplicable
 from flatscope.measures.lipschitz import Constants
 from flatscope.measures.path_norms import PathPass
 from flatscope.network import path_rules, scales, stretch_rules
+from flatscope.network.discontinuities import Discontinuities
 from flatscope.network.expansions import EXPANSIONS
 from flatscope.network.interception import LAYER_CALLS, Operation, tensors_in, watched
-from flatscope.network.jumps import Jumps
 from flatscope.network.linearity import _CUTS, Linearity
 from flatscope.network.operations import CURVED, PIECES, PRODUCT, RATIO, TABLE, Meaning
 from flatscope.network.pass_recording import ProgramRecorder
-from flatscope.network.ties import CONSTANT, Labels
+from flatscope.network.tied_labels import CONSTANT, Labels
 from flatscope.network.tracing import trace
 from flatscope.symmetries.scaling import permuted_params, random_permutation, rescaled_params
 
@@ -174,7 +174,7 @@ class Following(Constants):
 
     def __init__(self, signals: list[Tensor]) -> None:
         stretch_rules.Stretches.__init__(self, signals)
-        self.jumps, self._layers = Jumps(self._known, "no Lipschitz constant"), {}
+        self.jumps, self._layers = Discontinuities(self._known, "no Lipschitz constant"), {}
 
 
 def stretch(name: str, use: Use) -> Iterator[str]:

@@ -15,7 +15,7 @@ from torch.nn import functional
 import flatscope as fs
 from flatscope.errors import InputError, NotApplicable
 from flatscope.network.interception import FunctionChangedError, relative_difference
-from flatscope.network.ties import Ties
+from flatscope.network.tied_labels import Ties
 from flatscope.network.tracing import trace
 from flatscope.symmetries.folding import fold_batchnorm
 from flatscope.symmetries.scaling import network_with_weights, rescaled_params

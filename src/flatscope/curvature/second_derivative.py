@@ -30,7 +30,7 @@ from flatscope.curvature.checked_pass import (
     telling_samples,
 )
 from flatscope.curvature.convolutions import FastConvolutions
-from flatscope.curvature.held_constants import HeldConstants
+from flatscope.curvature.detached_values import DetachedValues
 from flatscope.errors import NotApplicable, missing_derivative
 from flatscope.formatting import some_of
 from flatscope.isolation import own_settings
@@ -183,7 +183,7 @@ class _Comparison:
         In float64 one step to each side tells enough: of two sizes, so that no kink is as far away on both. What then
         looks wrong is looked at once more with both steps to both sides.
         """
-        constants = HeldConstants()
+        constants = DetachedValues()
         run = self._twice_differentiable(precision, constants)
         _note_custom_functions(run.loss, self.suspects)
         direction = _direction(self.ctx, precision.dtype, self.attempt)
@@ -196,7 +196,7 @@ class _Comparison:
                 return compared, wrong
         return self._verdict(differences.along((large, -large, small, -small)), products, precision)
 
-    def _twice_differentiable(self, precision: Precision, constants: HeldConstants) -> CheckedPass:
+    def _twice_differentiable(self, precision: Precision, constants: DetachedValues) -> CheckedPass:
         rules: list[Rule] = [partial(_noting_hooks, self.suspects), constants.recorded()]
         if self.shared is not None and precision is DOUBLE:
             return self.shared.of(rules=rules, in_loss=constants.follow)
@@ -247,7 +247,7 @@ class _Differences:
     """
 
     def __init__(
-        self, ctx: Context, batch: Batch, run: CheckedPass, direction: Params, constants: HeldConstants
+        self, ctx: Context, batch: Batch, run: CheckedPass, direction: Params, constants: DetachedValues
     ) -> None:
         self._ctx, self._batch, self._run, self._direction = ctx, batch, run, direction
         self._constants = constants

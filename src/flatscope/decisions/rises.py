@@ -19,7 +19,7 @@ from flatscope.curvature.memory import allowed
 from flatscope.decisions.sample_means import SampleMeans, Uncertain
 from flatscope.decisions.slopes import Steps, slopes_along, slopes_at_weights
 from flatscope.errors import NotApplicable
-from flatscope.network.remembered import RememberedPass
+from flatscope.network.incremental_pass import IncrementalPass
 from flatscope.params import Params
 from flatscope.samples import Batch, Inputs, cut, parts_of
 from flatscope.sampling import out_of_time
@@ -75,9 +75,9 @@ def remembered_size(ctx: Context, part: str) -> int:
     return min(ctx.problem.batch_size, most * len(targets) // max(1, held))
 
 
-def _remembered_pass(ctx: Context, inputs: Inputs) -> RememberedPass:
+def _remembered_pass(ctx: Context, inputs: Inputs) -> IncrementalPass:
     given = [*ctx.problem.buffers.values(), *parts_of(inputs)]
-    return RememberedPass(partial(ctx.forward, inputs), ctx.params, given)
+    return IncrementalPass(partial(ctx.forward, inputs), ctx.params, given)
 
 
 def _add_rises_of_batch(

@@ -20,8 +20,8 @@ from flatscope.measures.attacks import MARGIN_PASSES, PASSES, refuse_broken_cons
 from flatscope.measures.margins import positive_margin, value_from_logarithm
 from flatscope.measures.path_norms import log_gradient_bound
 from flatscope.measures.sample_kinds import free_inputs, kinds_of_samples
+from flatscope.network.discontinuities import Discontinuities
 from flatscope.network.interception import Operation, Rule, replay, tensors_in
-from flatscope.network.jumps import Jumps
 from flatscope.network.layer_uses import LayerUse
 from flatscope.network.layers import Layer
 from flatscope.network.operations import TABLE
@@ -115,7 +115,7 @@ class Constants(Stretches):
     def __init__(self, ctx: Context, inputs: Inputs) -> None:
         self.ctx, self.inputs = ctx, free_inputs(inputs)
         super().__init__(list(parts_of(self.inputs)), partial(end_in_time, ctx))
-        self.jumps = Jumps(self._known, "no Lipschitz constant")
+        self.jumps = Discontinuities(self._known, "no Lipschitz constant")
         self._params = {name: value.detach() for name, value in ctx.params.items()}
         self._layers = {id(self._params[layer.weight]): layer.name for layer in ctx.network if layer.uses == 1}
 

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from flatscope.context import Context
 from flatscope.errors import NotApplicable
+from flatscope.network.discontinuities import Discontinuities
 from flatscope.network.interception import LAYER_CALLS, Operation, replay, tensors_in
-from flatscope.network.jumps import Jumps
 from flatscope.network.operations import TABLE
 from flatscope.samples import as_rows, output_tensor
 
@@ -120,7 +120,7 @@ class _Reader:
         self.answers = answers
         self.hidden: Tensor | None = None
         self._known: set[Tensor] = set()
-        self.jumps = Jumps(self._known, "no exact margin")
+        self.jumps = Discontinuities(self._known, "no exact margin")
 
     def follow_tensor(self, tensor: Tensor) -> None:
         self._known.add(tensor)

@@ -18,8 +18,8 @@ from flatscope.context import Context
 from flatscope.errors import InputError, NotApplicable
 from flatscope.measures.margins import declare_in_forms, value_from_logarithm
 from flatscope.measures.sample_kinds import kinds_of_samples
+from flatscope.network.discontinuities import Discontinuities
 from flatscope.network.interception import Operation, replay, tensors_in
-from flatscope.network.jumps import Jumps
 from flatscope.network.operations import TABLE
 from flatscope.network.path_rules import Paths, same
 from flatscope.params import copied
@@ -137,7 +137,7 @@ class PathPass(Paths):
 
     def __init__(self, p: float, pooling: str = "max", biases: bool = True, curves: bool = False) -> None:
         super().__init__(p, pooling, biases, curves)
-        self.jumps = Jumps(self._known, "no sum over paths")
+        self.jumps = Discontinuities(self._known, "no sum over paths")
 
     def follow(self, op: Operation) -> Any:
         """Stand in for one torch operation."""

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from flatscope.network.interception import Operation, tensors_in, with_tensors
-from flatscope.network.ties import CONSTANT, ZERO, Labels
+from flatscope.network.tied_labels import CONSTANT, ZERO, Labels
 
 
 @dataclass(frozen=True)

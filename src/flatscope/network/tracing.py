@@ -17,7 +17,7 @@ from flatscope.network.normal_form_pass import Weights
 from flatscope.network.operations import LEAVES_TORCH, TABLE
 from flatscope.network.products import AFFINE_NORMS
 from flatscope.network.scales import ScaleStep, constant_labels
-from flatscope.network.ties import CONSTANT, Labels
+from flatscope.network.tied_labels import CONSTANT, Labels
 from flatscope.network.units import Graph, LayerRecord, graph_of
 from flatscope.params import copied
 from flatscope.samples import Inputs, parts_of

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from flatscope.errors import UnknownNameError
-from flatscope.network.ties import Labels, Ties
+from flatscope.network.tied_labels import Labels, Ties
 
 SCALES_STOP = "scales stop at"  # in the remark of a value on a network whose units cannot all be rescaled
 INPUT_FIRST = ("transposed", "lookup")  # kinds whose weight has its inputs in front

@@ -22,8 +22,8 @@ from torch import Generator, Tensor, nn
 
 from flatscope.errors import NotApplicable
 from flatscope.limits import STANDARD
+from flatscope.network.discontinuities import Discontinuities
 from flatscope.network.interception import LAYER_CALLS, Operation, address_of, replay, tensors_in, with_tensors
-from flatscope.network.jumps import Jumps
 from flatscope.network.layer_uses import Roles
 from flatscope.network.operations import TABLE
 from flatscope.params import Params, copied, count, vectorised_over_points
@@ -157,7 +157,7 @@ class _Movements:
         still = torch.zeros((), dtype=torch.float64)
         self._weights = {value: still.to(value.device).expand(value.shape) for value in params.values()}
         self._bounds = dict(self._weights)
-        self._jumps = Jumps(self._bounds, "no radius")
+        self._jumps = Discontinuities(self._bounds, "no radius")
         self._steps: list[Callable[[], None]] = []
         self._states = 0
         with torch.enable_grad():  # what has a gradient and is not known comes from what was not seen

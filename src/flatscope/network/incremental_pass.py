@@ -43,7 +43,7 @@ class _Stale(BaseException):
     """A remembered tensor is not what the operation would have seen; no model's `except Exception` takes this."""
 
 
-class RememberedPass:
+class IncrementalPass:
     """Outputs of a network on a batch, and again with other weights.
 
     Args:

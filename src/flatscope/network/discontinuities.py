@@ -26,7 +26,7 @@ _SMOOTH = 15  # threshold from which on a softplus jumps by less than 3e-7
 _UNSEEN = "an operation that cannot be followed (a scripted function, or torch.func.vmap)"
 
 
-class Jumps:
+class Discontinuities:
     """The tensors of one forward pass that depend on the input through operations that no rule follows.
 
     The network must run with inputs that take part in differentiation, and weights that do not: what has a gradient

@@ -16,7 +16,7 @@ from torch.func import functional_call
 
 import flatscope as fs
 from flatscope.network import remembered
-from flatscope.network.remembered import RememberedPass
+from flatscope.network.incremental_pass import IncrementalPass
 from flatscope.samples import parts_of
 
 
@@ -132,7 +132,7 @@ def test_outputs_are_those_of_a_plain_pass(function: Callable[..., Tensor]) -> N
     model, x = Forward(function).eval(), torch.randn(6, 4)
     params = {name: value.detach() for name, value in model.named_parameters()}
     run = runner(model, x)
-    found = RememberedPass(run, params, [x, *model.buffers()])
+    found = IncrementalPass(run, params, [x, *model.buffers()])
     assert torch.equal(found.outputs, run(params))
     for _ in range(2):
         for name in params:
@@ -145,7 +145,7 @@ def test_what_comes_before_a_changed_weight_is_not_run_again() -> None:
     torch.manual_seed(0)
     model, x = nn.Sequential(*(nn.Linear(4, 4) for _ in range(6))), torch.randn(3, 4)
     params = {name: value.detach() for name, value in model.named_parameters()}
-    found = RememberedPass(runner(model, x), params, [x])
+    found = IncrementalPass(runner(model, x), params, [x])
     runs: list[int] = []
     original = remembered._alike
     remembered._alike = lambda one, other: runs.append(1) or original(one, other)  # asked once for each that is run
@@ -164,7 +164,7 @@ def test_another_way_through_the_network_is_noticed() -> None:
     def run(params: dict[str, Tensor]) -> Tensor:
         return functions[0](x @ params["w"]) @ params["v"]
 
-    found = RememberedPass(run, params, [x])
+    found = IncrementalPass(run, params, [x])
     functions.reverse()
     assert torch.equal(found.again({**params, "v": params["w"]}), run({**params, "v": params["w"]}))
 
@@ -174,7 +174,7 @@ def test_slopes_in_forward_mode_pass_through() -> None:
     model, x = nn.Sequential(nn.Linear(4, 5), nn.ReLU(inplace=True), nn.Linear(5, 2)).eval(), torch.randn(3, 4)
     params = {name: value.detach() for name, value in model.named_parameters()}
     run = runner(model, x)
-    found, step = RememberedPass(run, params, [x]), torch.randn(2, 5)
+    found, step = IncrementalPass(run, params, [x]), torch.randn(2, 5)
     with forward_ad.dual_level():
         moved = {**params, "2.weight": forward_ad.make_dual(params["2.weight"], step)}
         tangents = [forward_ad.unpack_dual(each(moved)).tangent for each in (found.again, run)]
@@ -187,7 +187,7 @@ def test_networks_of_all_kinds(name: str) -> None:
     problem = fs.Problem(model, train=(inputs, targets), loss=loss)
     inputs, _ = next(iter(problem.batches(size=4)))
     run = partial(problem.forward, inputs)
-    found = RememberedPass(run, problem.params, [*problem.buffers.values(), *parts_of(inputs)])
+    found = IncrementalPass(run, problem.params, [*problem.buffers.values(), *parts_of(inputs)])
     for weight, value in list(problem.params.items())[:6]:
         moved = {**problem.params, weight: value + 0.1 * torch.randn_like(value)}
         with torch.no_grad():

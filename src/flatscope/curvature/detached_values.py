@@ -10,7 +10,7 @@ from flatscope.network.interception import Operation, Rule, tensors_in, with_ten
 from flatscope.network.operations import TO_PYTHON
 
 
-class HeldConstants:
+class DetachedValues:
     """Results that passes take for constants: kept from the first pass, and given to the others in the same order."""
 
     def __init__(self) -> None:
