@@ -15,7 +15,7 @@ from torch.autograd import forward_ad
 from torch.func import functional_call
 
 import flatscope as fs
-from flatscope.network import remembered
+from flatscope.network import incremental_pass
 from flatscope.network.incremental_pass import IncrementalPass
 from flatscope.samples import parts_of
 
@@ -147,12 +147,14 @@ def test_what_comes_before_a_changed_weight_is_not_run_again() -> None:
     params = {name: value.detach() for name, value in model.named_parameters()}
     found = IncrementalPass(runner(model, x), params, [x])
     runs: list[int] = []
-    original = remembered._alike
-    remembered._alike = lambda one, other: runs.append(1) or original(one, other)  # asked once for each that is run
+    original = incremental_pass._alike
+    incremental_pass._alike = lambda one, other: (
+        runs.append(1) or original(one, other)
+    )  # asked once for each that is run
     try:
         found.again({**params, "4.weight": params["4.weight"] + 1})
     finally:
-        remembered._alike = original
+        incremental_pass._alike = original
     assert len(runs) == 2
 
 
