@@ -2,7 +2,8 @@
 
 One pass over the data serves a block of perturbed networks. They run together on stacked weights (`torch.vmap`)
 where calls cost more than arithmetic: on a GPU (LeNet-5: losses 4 times as fast, gradients twice), and on data sets of
-a few samples (2 to 7 times as fast on a CPU); on larger ones a CPU is as fast or faster with one after the other.
+a few samples (2 to 7 times as fast on a CPU); on larger ones a CPU is as fast or faster with one after the other, and
+so is a GPU with networks of millions of weights, whose stacks would be grouped convolutions.
 """
 
 from __future__ import annotations
@@ -201,21 +202,25 @@ def _networks_at_once(ctx: Context) -> int:
 def _losses_and_gradients_by_batch(ctx: Context, stacked: Params, with_gradients: bool) -> tuple[Tensor, Params]:
     k = stack_size(stacked)
     points = {name: (ctx.params[name] + value.to(ctx.params[name])).detach() for name, value in stacked.items()}
-    tensors = [point.requires_grad_(with_gradients) for point in points.values()]
     losses = torch.zeros(k, dtype=torch.float64)
     gradients = {name: torch.zeros_like(point, dtype=torch.float64) for name, point in points.items()}
-    by_arithmetic = ctx.problem.device.type == "cpu" and ctx.problem.n_train > FEW_SAMPLES
-    run, size = _losses_point_by_point, ctx.problem.batch_size
+    by_arithmetic = ctx.problem.n_train > FEW_SAMPLES and (
+        ctx.problem.device.type == "cpu" or _networks_at_once(ctx) < STACKED
+    )
+    groups, size = [slice(i, i + 1) for i in range(k)], ctx.problem.batch_size
     if k > 1 and not by_arithmetic and ctx.cached(can_stack_weights):
-        run, size = _losses_of_stacked_points, min(size, max(1, TOGETHER // k))
+        groups, size = [slice(0, k)], min(size, max(1, TOGETHER // k))
+    run = _losses_of_stacked_points if len(groups) < k else _losses_point_by_point
     with torch.set_grad_enabled(with_gradients):
         for inputs, targets in ctx.share(size=size):
-            values = run(ctx, points, inputs, targets)  # (k, n)
-            losses += values.detach().double().sum(1).cpu()
-            if with_gradients:
-                parts = torch.autograd.grad(values.sum(), tensors, materialize_grads=True)
-                for name, part in zip(gradients, parts, strict=True):
-                    gradients[name] += part
+            for group in groups:  # whose graph is gone before the next begins
+                leaves = {name: point[group].detach().requires_grad_(with_gradients) for name, point in points.items()}
+                values = run(ctx, leaves, inputs, targets)  # (networks, n)
+                losses[group] += values.detach().double().sum(1).cpu()
+                if with_gradients:
+                    parts = torch.autograd.grad(values.sum(), list(leaves.values()), materialize_grads=True)
+                    for name, part in zip(gradients, parts, strict=True):
+                        gradients[name][group] += part
     n = ctx.problem.n_train
     ctx.count("forward", k * n)
     if not with_gradients:

@@ -60,7 +60,7 @@ def stages_that_read_trials_of(own: Sequence[Stage], later: Iterable[Stage]) -> 
         units = []
         for unit in stage.units:
             keys = {key_of(config) for config in unit}
-            needs = {key for config in unit for key in _keys_within_configuration(config)} & every
+            needs = _keys_named_by(unit) & every
             if needs and needs <= known:
                 known |= keys
                 units.append(unit)
@@ -73,10 +73,7 @@ def stages_that_read_trials_of(own: Sequence[Stage], later: Iterable[Stage]) -> 
 
 def _stages_in_portions(stages: Sequence[Stage], at_once: int | None) -> Iterator[Stage]:
     known = {key_of(config) for stage in stages for config in stage.configs}
-    wanted = [
-        [{key for config in unit for key in _keys_within_configuration(config)} & known for unit in stage.units]
-        for stage in stages
-    ]
+    wanted = [[_keys_named_by(unit) & known for unit in stage.units] for stage in stages]
     waiting = [[place for place, keys in enumerate(needs) if keys] for needs in wanted]
     done: set[str] = set()
     for number, stage in enumerate(stages):
@@ -99,13 +96,17 @@ def _stage_of_some_units(stage: Stage, places: Sequence[int], done: set[str]) ->
 
 
 def _keys_of_trials_read(stage: Stage) -> set[str]:
-    return {key for config in stage.configs for key in _keys_within_configuration(config)}
+    return _keys_named_by(stage.configs)
 
 
-def _keys_within_configuration(value: Any) -> Iterator[str]:
+def _keys_named_by(configs: Iterable[Config]) -> set[str]:
+    return {key for config in configs for key in keys_within_configuration(config)}
+
+
+def keys_within_configuration(value: Any) -> Iterator[str]:
     """Keys of all dictionaries within a configuration: a trial names those that it looks at by their configurations."""
     inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
     for part in inner:
         if isinstance(part, Mapping):
             yield key_of(part)
-        yield from _keys_within_configuration(part)
+        yield from keys_within_configuration(part)

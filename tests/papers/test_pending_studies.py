@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
-import tomllib
 from pathlib import Path
 
 import pytest
+import torch
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))  # benchmarks are no part of the package
 
 from benchmarks import pending_studies as pending  # noqa: E402
-from benchmarks.pending_studies import PENDING, VGG, ended, listed, pack, run_all, unpack  # noqa: E402
+from benchmarks.pending_studies import PENDING, ended, listed, pack, run_all, unpack  # noqa: E402
+from benchmarks.side_by_side import TIME_IS_OVER, Piece, pieces_of, work  # noqa: E402
+from flatscope.training import Store, key_of  # noqa: E402
 from flatscope_papers import find_study  # noqa: E402
 from flatscope_papers.claims import UNTESTABLE  # noqa: E402
 from flatscope_papers.reproduction import load_results  # noqa: E402
@@ -92,18 +93,66 @@ def test_a_command_that_goes_on_is_told_to_end(tmp_path: Path) -> None:
     assert ended([sys.executable, "-c", "raise SystemExit(5)"], time.monotonic() + 20) == 5
 
 
-def test_the_rate_of_dropout_goes_into_the_settings_of_the_vggs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    grids, store = tmp_path / "src" / "grids.toml", tmp_path / "store"
-    grids.parent.mkdir()
-    store.mkdir()
-    grids.write_text(pending.GRIDS.read_text())
-    monkeypatch.setattr(pending, "GRIDS", grids)
-    monkeypatch.setattr(pending, "ROOT", tmp_path)
-    for rate in (0.2, 0.5):
-        (store / pending.DROPOUT).write_text(json.dumps({"dropout": rate}))
-        assert pending.probed(store, 0.0) == 0
-        model = tomllib.loads(grids.read_text())["label_networks"]["paper"]["model"]
-        assert model == {"name": "vgg", "options": {"dropout": rate}}
-    assert len(VGG.findall(grids.read_text())) == 1
+def test_stored_trials_are_sound_and_of_studies_that_wait(tmp_path: Path) -> None:
+    unpack(pending.STORED, tmp_path / "store", tmp_path / "out")
+    store = Store(tmp_path / "store")
+    assert not store.damaged()
+    waiting = [name for group in PENDING for name in group.studies]
+    known = {
+        key_of(config) for name in waiting for stage in find_study(name).stages("paper") for config in stage.configs
+    }
+    of_a_seed_to_come = [trial for trial in store.stored() if trial.key not in known]
+    assert all(trial.config.get("network", trial.config)["train"]["seed"] == 2 for trial in of_a_seed_to_come)
+    assert pending.has_all(["zhang2017-table2", "zhang2017-fig17", "neyshabur2017-fig3"], "paper", tmp_path / "store")
+
+
+def test_pieces_are_in_an_order_in_which_they_can_be_done_and_none_comes_twice() -> None:
+    names = ["neyshabur2017-fig3", "neyshabur2017-fig1", "neyshabur2017-fig2", "zhang2017-table1"]
+    pieces = pieces_of(names, "paper", "cpu", single=True)
+    keys = [key_of(config) for piece in pieces for config in piece.configs]
+    wanted = {
+        key_of(config) for name in names for stage in find_study(name).stages("paper") for config in stage.configs
+    }
+    assert len(keys) == len(set(keys))
+    assert set(keys) == wanted
+    before: set[str] = set()
+    for piece in pieces:
+        assert {key_of(need) for need in piece.needs} <= before
+        before |= {key_of(config) for config in piece.configs}
+    vgg = [piece for piece in pieces if "vgg" in str(piece.configs[0])]
+    assert {len(piece.configs) for piece in vgg} == {1}
+    # A look comes right after its network: norms and perturbations, then the next network.
+    assert [bool(piece.needs) for piece in vgg[:6]] == [False, True, True] * 2
+
+
+def test_several_processes_do_every_trial_once_and_drop_weights_that_nothing_looks_at(tmp_path: Path) -> None:
+    names = ["neyshabur2017-fig1", "neyshabur2017-fig2"]
+    store, out = tmp_path / "store", tmp_path / "out"
+    groups = [pending.Pending(tuple(names), 10, "")]
+    assert pending.run_all(groups, "smoke", store, out, time.monotonic() + 120, 2) == 0
+    assert all(pending.is_done(name, out, "smoke") for name in names)
+    assert not list(store.rglob("weights.safetensors"))
+    pieces = pieces_of(names, "smoke", "cpu", single=True)
+    assert all(piece.is_done(Store(store)) for piece in pieces)
+    assert work(pieces, Store(store), time.time() + 10) == 0
+    assert work(pieces, Store(tmp_path / "empty"), 0.0) == TIME_IS_OVER
+
+
+def test_what_looks_at_a_failed_network_is_not_waited_for(tmp_path: Path) -> None:
+    def piece(name: str, does: str, *needs: dict[str, str]) -> Piece:
+        return Piece(({"name": name},), f"tests.papers.test_pending_studies:{does}", needs)
+
+    store = Store(tmp_path)
+    pieces = [piece("a", "fails"), piece("b", "writes", {"name": "a"}), piece("c", "writes")]
+    assert work(pieces, store, time.time() + 20) == 1
+    assert [one.is_done(store) for one in pieces] == [False, False, True]
+    assert work([piece("a", "writes"), pieces[1]], store, time.time() + 20) == 0  # and the next call tries again
+
+
+def fails(configs: list[dict[str, str]], store: Store, report: object) -> None:
+    raise ValueError("no")
+
+
+def writes(configs: list[dict[str, str]], store: Store, report: object) -> None:
+    for config in configs:
+        store.write(config, {"one": 1}, weights={"w": torch.zeros(1)})

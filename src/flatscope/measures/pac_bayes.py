@@ -163,18 +163,18 @@ def _pairs_drawn_together(ctx: Context) -> int:
 
 def _losses_one_by_one(ctx: Context, noise: Params, sizes: Tensor, each: Sequence[list[Batch]]) -> Tensor:
     """Mean loss (pairs, sizes) at w + size · noise, each pair on samples of its own."""
-    rows = []
+    names, rows = list(noise), []
+    here = [ctx.params[name] for name in names]
     for index, parts in enumerate(each):
-        row = []
-        for size in sizes.tolist():
-            moved = {
-                name: ctx.params[name] + (size * v[index]).to(ctx.params[name]) for name, v in noise.items() if size
-            }
+        drawn, row = [noise[name][index] for name in names], []
+        for size in sizes.tolist():  # few calls, none of which waits for a GPU
+            steps = [step.to(at) for step, at in zip(torch._foreach_mul(drawn, size), here, strict=True)]
+            moved = dict(zip(names, torch._foreach_add(here, steps), strict=True)) if size else {}
             with torch.no_grad():
                 losses = [ctx.problem.loss(ctx.forward(x, {**ctx.params, **moved}), y) for x, y in parts]
-            row.append(float(torch.cat(losses).double().mean()))
-        rows.append(row)
-    return torch.tensor(rows, dtype=torch.float64)
+            row.append(torch.cat(losses).double().mean())
+        rows.append(torch.stack(row))
+    return torch.stack(rows).cpu()
 
 
 def _losses_on_stacks(ctx: Context, noise: Params, sizes: Tensor, each: Sequence[list[Batch]]) -> Tensor:

@@ -100,6 +100,7 @@ class Stack:
         self._steps = torch.arange(config.batch_size, device=device)
         self._steps_before = torch.zeros((), dtype=torch.int64, device=device)  # this epoch
         self._replay: Callable[[], None] | None = None
+        self._streams: list[torch.cuda.Stream] = []
         self._may_mix = network.has_convolutions and device.type in MIXING_DEVICES and self._together > 1
         self._halted = torch.zeros(k, dtype=torch.bool, device=device)
         self._trial_of_weight = self._value_per_weight(range(k)).int() if self._may_mix else None
@@ -264,7 +265,7 @@ class Stack:
     def _step(self, turn: Sequence[slice], size: int) -> None:
         """The next batch of some trials: gather, forward, backward, update. Nothing in it waits for the device."""
         columns = self._position + self._steps[:size]
-        found = [self._gradients(rows, columns) for rows in turn]
+        found = self._side_by_side(turn, columns)
         gradients = zip(*(parts for _, parts in found), strict=True)  # of each parameter
         if len(self._turns) == 1:
             self._update_weights(slice(None), torch.cat([part.reshape(-1) for parts in gradients for part in parts]))
@@ -279,6 +280,20 @@ class Stack:
             self._halted |= ~self.loss_sums.isfinite()
             self._flat.masked_fill_(self._halted.index_select(0, self._trial_of_weight), 0)
         self._position += size
+
+    def _side_by_side(self, turn: Sequence[slice], columns: Tensor) -> list[tuple[Tensor, tuple[Tensor, ...]]]:
+        """Losses and gradients of some trials; on a GPU of each on a stream of its own, since none fills it."""
+        if self.device.type != "cuda" or len(turn) == 1:
+            return [self._gradients(rows, columns) for rows in turn]
+        main, found = torch.cuda.current_stream(self.device), []
+        self._streams = self._streams or [torch.cuda.Stream(self.device) for _ in turn]  # type: ignore[no-untyped-call]
+        for rows, stream in zip(turn, self._streams, strict=True):
+            stream.wait_stream(main)
+            with torch.cuda.stream(stream):
+                found.append(self._gradients(rows, columns))
+        for stream in self._streams:
+            main.wait_stream(stream)
+        return found
 
     @torch.no_grad()
     def _update_weights(self, part: slice, step: Tensor) -> None:

@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 
 from flatscope import Context, Problem, fold_batchnorm, measure
 from flatscope.errors import NotApplicable
-from flatscope.extend import tensors_in
+from flatscope.extend import coarse_products, tensors_in
 from flatscope.training import Store, stored_problem
 from flatscope_papers import intervals
 from flatscope_papers.claims import Answer
@@ -45,6 +45,7 @@ KL, SHARPNESS = f"kl_at_{LEVEL:g}_refined", "sharpness"
 ON_GRID = {f"kl_at/{level:g}": f"kl_at_{level:g}_on_grid" for level in LEVELS}
 COLUMNS = {"kl_at_level": KL, **ON_GRID}  # as stored, and as they are called in tables
 ASKED = ("network.", "norms.", "perturbations.", "first", "key", "device")  # columns that are settings, not numbers
+GPU_BATCH = 1024  # so that several processes have room for the activations of VGG
 FITTED = ("train_loss", "train_error", "test_error", "epochs")
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999", "#F0E442", "#882255")
 CONVENTIONS = (
@@ -103,7 +104,9 @@ def perturbations(config: Config, store: Store) -> Measured:
     problem = measured_problem(store, config)
     ctx = Context(problem)
     options = {SHARPNESS: {"steps": settings["steps"]}}
-    sharp = measure(problem, SHARPNESS, options=options, context=ctx)[SHARPNESS]
+    ctx.scores()  # in full: a few passes, where the ascent takes a hundred
+    with coarse_products(settings.get("ascent") == "tf32"):
+        sharp = measure(problem, SHARPNESS, options=options, context=ctx)[SHARPNESS]
     grid, draws = tuple(settings["alphas"]), settings["draws"]
     curve = bi_criteria(ctx, grid, draws=draws, appendix=True)
     try:
@@ -135,7 +138,9 @@ def measured_problem(store: Store, config: Mapping[str, Any]) -> Problem:
     inputs = torch.cat([images for part, _ in batches for images in tensors_in(part)])
     targets = torch.cat([part for _, part in batches])
     first = config.get("first")
-    return Problem(model, train=(inputs[:first], targets[:first]), device=problem.device)
+    layout = {"memory_format": torch.channels_last} if inputs.is_cuda and inputs.ndim == 4 else {}
+    pair = (inputs[:first].contiguous(**layout), targets[:first])
+    return Problem(model, train=pair, device=problem.device, batch_size=GPU_BATCH if inputs.is_cuda else None)
 
 
 def measured_networks(runs: Runs, settings: Mapping[str, str]) -> pd.DataFrame:

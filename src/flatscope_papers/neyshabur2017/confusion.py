@@ -42,10 +42,9 @@ FEWER = {"steps": 100, "draws": 40, "alphas": (0.005, 0.01, 0.018, 0.032, 0.056,
 def confusion_stages(scale: str) -> list[Stage]:
     """One unit per seed; then norms, then perturbations, both on the true-labelled part."""
     usual, size = LABEL_SIZES[scale], SIZES[scale]
-    units = [
-        [_confusion_network_config(usual, size, k, seed) for k in size["confused"]] for seed in range(usual["seeds"])
-    ]
-    settings = FEWER if scale == "small" else usual["perturbations"]
+    seeds = range(size.get("seeds", usual["seeds"]))
+    units = [[_confusion_network_config(usual, size, k, seed) for k in size["confused"]] for seed in seeds]
+    settings = FEWER if scale == "small" else size.get("perturbations", usual["perturbations"])
     first = size["true"]
     return [Stage(units), norm_stage(units, first=first), perturbation_stage(units, settings, first=first)]
 

@@ -123,22 +123,23 @@ def label_comparisons(networks: pd.DataFrame, quantity: str, column: str, sign: 
     return found
 
 
-def answers_if_fitted(answers: Mapping[str, Answer], largest_error: float) -> dict[str, Answer]:
-    """The answers; none where a network was not trained until it fits: norms and margins are then still on their way.
+def answers_if_fitted(answers: Mapping[str, Answer], errors: Mapping[tuple[str, int], float]) -> dict[str, Answer]:
+    """The answers; none where one of the networks compared was not trained until it fits: it is still on its way.
 
     Args:
-        answers: by key of the claim.
-        largest_error: training error of the network that fits worst.
+        answers: by key of the claim, whose end says what is compared: "labels-x1", "start-random".
+        errors: largest training error of the networks of each kind of labels and start.
     """
-    if largest_error <= FITTED:
-        return dict(answers)
-    words = f"up to {largest_error:.0%} of the training images are not fitted"
-    return {
-        key: Answer(
-            math.nan, runs=answer.runs, note="; ".join(filter(None, (words, f"{answer.value:.3g} there", answer.note)))
-        )
-        for key, answer in answers.items()
-    }
+    found = {}
+    for key, answer in answers.items():
+        which = key.rpartition("-")[2]
+        largest = max(error for (labels, start), error in errors.items() if which in (labels, f"x{start}"))
+        found[key] = answer
+        if largest > FITTED:
+            words = f"up to {largest:.0%} of the training images are not fitted; {answer.value:.3g} there"
+            note = "; ".join(filter(None, (words, answer.note)))
+            found[key] = Answer(math.nan, runs=answer.runs, note=note)
+    return found
 
 
 def margins_of_table(table: pd.DataFrame, scale: str) -> Analysis:
@@ -155,7 +156,10 @@ def margins_of_table(table: pd.DataFrame, scale: str) -> Analysis:
         **label_comparisons(networks, "margin", "median_margin", "-"),
         **label_comparisons(networks, "norm", "last_l2", "+"),
     }
-    return Analysis(table, answers_if_fitted(answers, float(wrong.max())), lambda figure: _draw_margins(figure, table))
+    errors: dict[tuple[str, int], float] = {}
+    for (labels, start, _), error in zip(wrong.index, wrong, strict=True):
+        errors[str(labels), int(start)] = max(float(error), errors.get((str(labels), int(start)), 0.0))
+    return Analysis(table, answers_if_fitted(answers, errors), lambda figure: _draw_margins(figure, table))
 
 
 def _share_below_zero(curve: pd.DataFrame) -> float:
