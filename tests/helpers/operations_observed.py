@@ -46,6 +46,23 @@ def extremes(use: Use) -> list[list[Tensor]]:
     return found
 
 
+@functools.cache
+def steepest_chord(use: Use) -> float:
+    """Largest change of the result over that of the first entry, from one number of the grid to the next.
+
+    Slopes are taken between kinks and do not see that a value jumps there; this does.
+    """
+    step, flat = grid(use), flattened(drawn(use, 0))
+    results = []
+    for value in torch.arange(step / 2 - 4, 4, step, dtype=flat.dtype):
+        flat[0] = value
+        made = [part for part in tensors_in(use(*shaped(use, flat.clone()))) if part.is_floating_point()]
+        results.append(torch.cat([part.double().flatten() for part in made]))
+    if len({len(result) for result in results}) > 1:
+        return 0.0
+    return float((torch.stack(results[1:]) - torch.stack(results[:-1])).norm(dim=1).max()) / step
+
+
 def flattened(signals: list[Tensor]) -> Tensor:
     return torch.cat([signal.flatten() for signal in signals])
 

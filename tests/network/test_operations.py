@@ -18,7 +18,7 @@ from unittest import mock
 import pytest
 import torch
 from operation_examples import EXAMPLES, NAMES, SAMPLES, Use
-from operations_observed import drawn, free_components, observed, tensors_and_directions
+from operations_observed import drawn, free_components, observed, steepest_chord, tensors_and_directions
 from torch import Tensor, nn
 
 from flatscope.errors import NotApplicable
@@ -192,6 +192,8 @@ def stretch(name: str, use: Use) -> Iterator[str]:
     true = float(torch.linalg.matrix_norm(observed(use).slopes, 2).max())
     if not true * (1 - 1e-6) <= said or 0 < 1.5 * true < said:
         yield f"stretches by {true}, said to be at most {said}"
+    if steepest_chord(use) > said * 1.01:
+        yield f"values jump: apart by {steepest_chord(use)} times the distance, said to be at most {said}"
 
 
 def creates(name: str, use: Use) -> Iterator[str]:
@@ -246,6 +248,7 @@ CHECKS: dict[str, Check] = {
 
 def complaints(name: str, check: Check) -> Iterator[str]:
     """What the table says of an operation and torch does not do."""
+    assert name in EXAMPLES, f"{name} has no use to be judged by: add one to tests/helpers/operation_examples.py"
     return (complaint for use in EXAMPLES[name] for complaint in check(name, use))
 
 
@@ -254,8 +257,13 @@ def test_every_entry_says_what_the_operation_does(name: str) -> None:
     assert [(field, found) for field, check in CHECKS.items() for found in complaints(name, check)] == []
 
 
+def test_what_jumps_has_no_largest_slope() -> None:
+    with mock.patch.dict(TABLE, {"hardshrink": replace(TABLE["hardshrink"], slope=1.0)}):
+        assert any("values jump" in complaint for complaint in complaints("hardshrink", stretch))
+
+
 def test_every_operation_has_uses_that_run_it() -> None:
-    assert set(EXAMPLES) == set(NAMES)
+    assert set(EXAMPLES) == set(NAMES), "one use of every operation of the table: tests/helpers/operation_examples.py"
     assert EXPANSIONS.keys() & TABLE.keys() == {"group_norm", "instance_norm"}
     for name, uses in EXAMPLES.items():
         for use in uses:

@@ -103,6 +103,8 @@ class Linearity:
             first = step.args[0] if step.args else step.kwargs.get("input")
             divisor = total if not isinstance(first, Slot) else masks[1] if len(masks) > 1 else 0
             self._taint(step, divisor, f"it stands in a denominator ({step.place})")
+        elif meaning is None:
+            self._taint(step, total, f"nothing is known of {step.place}, which may be curved")
         else:
             self._taint(step, total, f"{step.place} is not piecewise linear")
 
