@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import flatscope as fs
 from flatscope.errors import InputError
-from flatscope.langevin import SGLD, project_in_place
+from flatscope.langevin import SGLD, project_onto_domain_in_place
 
 CURVATURE = torch.tensor([[2.0, 0.3], [0.3, 1.0]], dtype=torch.float64)
 
@@ -75,20 +75,20 @@ def test_on_all_data_without_noise_it_is_gradient_descent() -> None:
 
 def test_projections() -> None:
     outside = [torch.tensor([3.0, 0.0]), torch.tensor([[4.0]])]
-    project_in_place(outside, ("ball", 1.0))
+    project_onto_domain_in_place(outside, ("ball", 1.0))
     torch.testing.assert_close(torch.cat([t.flatten() for t in outside]), torch.tensor([0.6, 0.0, 0.8]))
     inside = torch.tensor([0.3, -0.4])
-    project_in_place([inside], ("ball", 1.0))
+    project_onto_domain_in_place([inside], ("ball", 1.0))
     assert torch.equal(inside, torch.tensor([0.3, -0.4]))
     box = torch.tensor([-3.0, 0.5, 9.0])
-    project_in_place([box], ("box", -1.0, 2.0))
+    project_onto_domain_in_place([box], ("box", -1.0, 2.0))
     assert torch.equal(box, torch.tensor([-1.0, 0.5, 2.0]))
     turns = torch.tensor([math.pi, -math.pi, 3.5 * math.pi, -1e-20 - math.pi, 0.25], dtype=torch.float64)
-    project_in_place([turns], ("torus", -math.pi, math.pi))
+    project_onto_domain_in_place([turns], ("torus", -math.pi, math.pi))
     expected = torch.tensor([-math.pi, -math.pi, -0.5 * math.pi, -math.pi, 0.25], dtype=torch.float64)
     torch.testing.assert_close(turns, expected)
     tiny = torch.tensor([-1e-20])  # the remainder rounds to the length, which is the lower end again
-    project_in_place([tiny], ("torus", 0.0, 1.0))
+    project_onto_domain_in_place([tiny], ("torus", 0.0, 1.0))
     assert float(tiny) == 0.0
 
 
@@ -99,7 +99,7 @@ def test_an_optimizer_stays_in_its_set(projection: Any) -> None:
     for _ in range(30):
         walk(optimizer, w, 1)
         free = w.detach().clone()
-        project_in_place([free], projection)
+        project_onto_domain_in_place([free], projection)
         torch.testing.assert_close(free, w.detach())
 
 

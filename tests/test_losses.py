@@ -93,7 +93,7 @@ def test_factors_multiply_to_the_hessian_of_the_loss(case: str) -> None:
     name, outputs, targets = CASES[case]
     loss = as_loss(name)
     columns = output_columns(loss, outputs, targets)
-    assert columns.signs is None
+    assert columns.column_signs is None
     flat = columns.values.reshape(len(columns.values), len(outputs), -1)
     products = torch.einsum("kni,knj->nij", flat, flat)
     for i in range(len(outputs)):

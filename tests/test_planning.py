@@ -513,7 +513,7 @@ def test_lines_where_there_is_no_terminal(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.delenv("RANK", raising=False)
     written = io.StringIO()
     console = Console(file=written, force_terminal=False)
-    with progress.progress("Measuring", 4, console=console, lines=True) as advance:
+    with progress.progress_bar("Measuring", 4, console=console, lines=True) as advance:
         time.sleep(0.1)
         advance(1)
         advance(0, note="sharpness (2 of 4)", coming=1)
@@ -522,7 +522,7 @@ def test_lines_where_there_is_no_terminal(monkeypatch: pytest.MonkeyPatch) -> No
     lines = [line for line in written.getvalue().splitlines() if "sharpness" in line]
     assert lines
     assert re.search(r"Measuring:.* after 0 s.*: sharpness \(2 of 4\), 1 of about 100 draws", lines[-1])
-    with progress.progress("Quiet", 4, console=console) as advance:
+    with progress.progress_bar("Quiet", 4, console=console) as advance:
         advance(1)
         time.sleep(0.1)
     assert "Quiet" not in written.getvalue()
@@ -555,9 +555,9 @@ def test_time_left_is_said_where_it_is_known_and_nothing_where_it_is_not(clock: 
 
 
 def test_a_part_of_the_work_tells_the_whole_and_draws_no_bar_of_its_own() -> None:
-    with progress.progress("Measuring", 2) as advance:
+    with progress.progress_bar("Measuring", 2) as advance:
         advance(0, note="margin (1 of 2)", coming=1)
-        with progress.progress("Attacks", 4) as inner:
+        with progress.progress_bar("Attacks", 4) as inner:
             inner(3)
             told = progress._work.get()
             assert told is not None
@@ -569,7 +569,7 @@ def test_a_part_of_the_work_tells_the_whole_and_draws_no_bar_of_its_own() -> Non
 def test_draws_tell_how_many_there_are_and_seem_to_be_needed() -> None:
     told: list[tuple[float, float | None, str]] = []
     context = Context(mlp().problem(), effort=make_effort(precision=0.001))
-    with progress.progress("Measuring", 1) as advance:
+    with progress.progress_bar("Measuring", 1) as advance:
         advance(0, coming=1)
         work = progress._work.get()
         assert work is not None

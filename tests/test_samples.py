@@ -12,7 +12,15 @@ from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, Weighte
 
 from flatscope import InputError
 from flatscope.sample_sources import as_samples
-from flatscope.samples import PROBED_SAMPLES, Samples, cut, moved, parts_of, shape_text, split_batch
+from flatscope.samples import (
+    PROBED_SAMPLES,
+    Samples,
+    inputs_on_device,
+    shape_text,
+    slice_inputs,
+    split_batch,
+    tensors_of_inputs,
+)
 
 pytestmark = pytest.mark.fast
 
@@ -152,9 +160,9 @@ def test_inputs_of_every_kind_are_cut_moved_and_described() -> None:
     kinds = {"tensor": X, "tuple": (X, tokens), "mapping": {"x": X, "tokens": tokens}}
     described = {"tensor": "(2, 3)", "tuple": "(2, 3), (2, 2)", "mapping": "x (2, 3), tokens (2, 2)"}
     for name, inputs in kinds.items():
-        part = moved(cut(inputs, 4, 6), torch.device("cpu"), torch.float64)
+        part = inputs_on_device(slice_inputs(inputs, 4, 6), torch.device("cpu"), torch.float64)
         assert shape_text(part) == described[name]
-        first, *rest = parts_of(part)
+        first, *rest = tensors_of_inputs(part)
         assert first.dtype == torch.float64
         assert torch.equal(first, X[4:6].double())
         assert all(torch.equal(other, tokens[4:6]) and other.dtype == torch.int64 for other in rest)

@@ -13,7 +13,7 @@ import torch
 
 from flatscope import InputError, Table
 from flatscope.errors import UnknownNameError
-from flatscope.formatting import number
+from flatscope.formatting import readable_number
 
 pytestmark = pytest.mark.fast
 
@@ -261,4 +261,4 @@ def test_a_frame_is_a_copy() -> None:
     ],
 )
 def test_numbers_for_people(value: float, text: str) -> None:
-    assert number(value) == text
+    assert readable_number(value) == text

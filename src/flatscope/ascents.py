@@ -14,7 +14,7 @@ from flatscope.errors import NotApplicable
 from flatscope.params import Params
 from flatscope.perturbation import Evaluate, Move, expanded_over_entries, flat_rows, stack_size
 from flatscope.registry import Value
-from flatscope.sampling import out_of_time
+from flatscope.sampling import time_is_over
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ def ascend(
         }
         if size is None:
             break
-        if out_of_time(ctx):
+        if time_is_over(ctx):
             return Ascent(best, where, before, late=True)
         uphill = region.climb(gradients)
         following = region.project({name: value + size * uphill[name] for name, value in point.items()})

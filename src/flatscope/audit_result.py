@@ -9,7 +9,7 @@ import pandas as pd
 
 from flatscope.charts import Bars, finite_or_nan
 from flatscope.errors import refuse_unknown
-from flatscope.formatting import some_of
+from flatscope.formatting import first_of_names
 from flatscope.measuring import FAILED
 from flatscope.result import Result, checked_columns, plain
 
@@ -114,12 +114,16 @@ class Audit(Result):
         if not tested:
             return lines or ["Nothing could be rescaled here: rescaling is no reason to doubt a measure."]
         if moved:
-            lines.append(f"Do not compare networks by {some_of(moved, SHOWN)}: the same function has other values.")
+            lines.append(
+                f"Do not compare networks by {first_of_names(moved, SHOWN)}: the same function has other values."
+            )
         if kept:
-            lines.append(f"Unchanged, so fit to compare networks: {some_of(kept, SHOWN)}.")
+            lines.append(f"Unchanged, so fit to compare networks: {first_of_names(kept, SHOWN)}.")
         if len(self.disagrees):
             names = list(dict.fromkeys(self.disagrees["measure"]))
-            lines.append(f"Against what they declare: {some_of(names, SHOWN)}. Doubt these numbers on this network.")
+            lines.append(
+                f"Against what they declare: {first_of_names(names, SHOWN)}. Doubt these numbers on this network."
+            )
         return [*lines, "Unchanged is not yet useful: how well a measure predicts test error, fs.benchmark() says."]
 
     def _lines_on_failed_measures(self, some_tested: bool) -> list[str]:
@@ -128,7 +132,9 @@ class Audit(Result):
         failed = rows["reason"].str.startswith(FAILED)
         rows = rows[failed if some_tested else (rows["verdict"] == "not tested") & ~walled]
         reasons = rows.groupby("reason", sort=False)["measure"].unique()
-        return [f"Not tested: {some_of(list(names), SHOWN)} ({reason})." for reason, names in reasons.items()][:SHOWN]
+        return [f"Not tested: {first_of_names(list(names), SHOWN)} ({reason})." for reason, names in reasons.items()][
+            :SHOWN
+        ]
 
     def summary(self) -> str:
         """The headline, then what changed, what did not and what could not be tried, in a few sentences."""

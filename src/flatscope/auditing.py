@@ -22,7 +22,7 @@ from flatscope.measuring import Options, measure
 from flatscope.network.passes import digits_of
 from flatscope.network.units import Graph
 from flatscope.problem import Problem
-from flatscope.progress import progress
+from flatscope.progress import progress_bar
 from flatscope.reading import graph_of_problem
 from flatscope.registry import Declaration, select
 from flatscope.significance import SEARCH, Readings, change_over_noise, distances_between_readings
@@ -96,7 +96,7 @@ def audit(
     points: dict[str, tuple[Problem, Table]] = {}
     rows: list[dict[str, Any]] = []
     walled: list[str] = []
-    with progress("Auditing", total=len(ways), lines=True) as advance:
+    with progress_bar("Auditing", total=len(ways), lines=True) as advance:
         for number, way in enumerate(ways):
             advance(min(number, 1), note=f"{way} ({number + 1} of {len(ways)})", coming=1)
             form = _rewritten_form(given, way)

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from flatscope.errors import FlatscopeError, InputError, NotApplicable, refuse_unknown
 from flatscope.limits import STANDARD, Limits
-from flatscope.network.interception import Rule
+from flatscope.network.interception import OperationRule
 from flatscope.network.layers import Network
 from flatscope.network.structure import Structure
 from flatscope.params import Params
@@ -200,11 +200,11 @@ class Context:
         """This rank's share of one pass, for sweeps that then add up over `problem.ranks`; all of it when alone."""
         return batches_in_time(self.problem.batches(part, size, shared=True), self._deadline_of_passes)
 
-    def forward(self, inputs: Inputs, params: Params | None = None, rules: Sequence[Rule] = ()) -> Tensor:
+    def forward(self, inputs: Inputs, params: Params | None = None, rules: Sequence[OperationRule] = ()) -> Tensor:
         """Outputs at this point, or at other weights; each operation of the network is handed to the rules."""
         return self.problem.forward(inputs, self.params if params is None else params, rules=rules)
 
-    def count(self, kind: str, samples: int) -> None:
+    def charge_passes(self, kind: str, samples: int) -> None:
         """Charge `samples` evaluations of a kind (forward, backward, curvature), in units of passes over train."""
         passes = samples / self.problem.n_train
         self.passes[kind] += passes  # type: ignore[assignment]
@@ -285,7 +285,7 @@ def _compute_scores(ctx: Context, part: str) -> Scores:
                 raise NotApplicable("outputs that are numbers", "NaN for some samples", f"model, {part}")
             if ctx.problem.classification:
                 margins.append(sample_margins(outputs, targets).double().cpu())
-    ctx.count("forward", ctx.problem.part(part).n)
+    ctx.charge_passes("forward", ctx.problem.part(part).n)
     joined = ctx.problem.ranks.joined
     return Scores(joined(torch.cat(losses)), joined(torch.cat(margins)) if margins else None)
 
@@ -313,8 +313,8 @@ def _mean_gradient(ctx: Context) -> Params:
         for name, gradient in zip(names, gradients, strict=True):
             total[name] += gradient
     n = ctx.problem.n_train
-    ctx.count("forward", n)
-    ctx.count("backward", n)
+    ctx.charge_passes("forward", n)
+    ctx.charge_passes("backward", n)
     summed = ctx.problem.ranks.summed(list(total.values()))
     return {name: value / n for name, value in zip(total, summed, strict=True)}
 

@@ -22,7 +22,7 @@ from flatscope.errors import NotApplicable
 from flatscope.loss import IGNORED, Loss
 from flatscope.network_summary import SETTLED
 from flatscope.params import Params
-from flatscope.samples import parts_of
+from flatscope.samples import tensors_of_inputs
 
 FIRST_SHARE = 0.1  # of the constant's loss: what the first step would win if the loss were a straight line
 MOST_STEPS = 6  # evaluations of the loss along a direction
@@ -131,7 +131,7 @@ def _mean_loss(ctx: Context, params: Params) -> float:
     with torch.no_grad():
         for inputs, targets in ctx.share():
             total += ctx.problem.loss(ctx.forward(inputs, params), targets).double().sum().cpu()
-    ctx.count("forward", ctx.problem.n_train)
+    ctx.charge_passes("forward", ctx.problem.n_train)
     return float(ctx.problem.ranks.summed([total])[0]) / ctx.problem.n_train
 
 
@@ -162,7 +162,9 @@ def _loss_and_constant_loss(ctx: Context) -> tuple[float, float]:
         except (RuntimeError, ValueError, IndexError):  # targets of a user's own loss may be anything
             outputs_there = None
         for inputs, targets in ctx.share() if outputs_there is not None else ():
-            is_alike = [part.shape[1:] for part in parts_of(inputs)] == [part.shape[1:] for part in parts_of(example)]
+            is_alike = [part.shape[1:] for part in tensors_of_inputs(inputs)] == [
+                part.shape[1:] for part in tensors_of_inputs(example)
+            ]
             shape = (len(targets), *one.shape[1:]) if is_alike else ctx.forward(inputs).shape
             try:
                 total += problem.loss(outputs_there.to(one).expand(shape), targets).double().sum().cpu()  # type: ignore[union-attr]

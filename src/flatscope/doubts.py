@@ -6,7 +6,7 @@ import torch
 
 from flatscope.context import Context, sample_margins
 from flatscope.errors import FlatscopeError
-from flatscope.formatting import some_of
+from flatscope.formatting import first_of_names
 from flatscope.network.program import Program
 from flatscope.samples import Batch
 
@@ -73,7 +73,8 @@ def remark_on_wrong_gradient(ctx: Context) -> None:
         held = _operations_without_gradient(ctx.structure.program)
         if held and _gradient_differs(ctx.in_double()):
             ctx.remark(
-                f"the gradient is not that of the function: values are held back from it ({some_of(list(held), 3)}); "
+                f"the gradient is not that of the function: values are held back from it "
+                f"({first_of_names(list(held), 3)}); "
                 "measures of the gradient are of the one that training sees"
             )
     except (FlatscopeError, RuntimeError):  # no float64, or a network that fails in it: nothing can be compared

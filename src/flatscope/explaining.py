@@ -13,7 +13,7 @@ from flatscope.charts import Bars
 from flatscope.context import Context, make_effort
 from flatscope.curvature.route import Route, Way, route_of, trace_route
 from flatscope.errors import FlatscopeError, InputError
-from flatscope.formatting import numbered, some_of
+from flatscope.formatting import first_of_names, numbered
 from flatscope.forms import plain_context
 from flatscope.isolation import own_settings
 from flatscope.measuring import plan_of_measures
@@ -92,7 +92,7 @@ class Explanation(Result):
         meta = self.meta
         lines = [meta["layers"], meta["units"], self._ways_in_words()]
         if meta["not_covered"]:
-            named = some_of([f"{name} (read by {place})" for name, place in meta["not_covered"].items()], SHOWN)
+            named = first_of_names([f"{name} (read by {place})" for name, place in meta["not_covered"].items()], SHOWN)
             lines.append(f"Sums over layers are refused: no recognised layer has {named}.")
         return [*lines, meta["plan"]]
 
@@ -113,12 +113,12 @@ class Explanation(Result):
         grouped: dict[Any, Any] = self._frame.groupby(["way", "reason"], sort=False)["parameter"].agg(list).to_dict()
         for (way, reason), names in grouped.items():
             why = f" ({reason})" if reason else ""
-            lines.append(f"{way}{why}: {some_of(names, SHOWN)}")
+            lines.append(f"{way}{why}: {first_of_names(names, SHOWN)}")
         held = self._frame[self._frame["not_rescaled"] != ""]
         for reason, rows in held.groupby("not_rescaled", sort=False):
-            lines.append(f"not rescaled, {reason!s}: {some_of(list(rows['parameter']), SHOWN)}")
+            lines.append(f"not rescaled, {reason!s}: {first_of_names(list(rows['parameter']), SHOWN)}")
         lines += [f"tied to one scale: {what}, {times} times" for what, times in meta["ties"].items()]
-        lines += [f"{name} is computed from {some_of(parts, SHOWN)}" for name, parts in meta["made"].items()]
+        lines += [f"{name} is computed from {first_of_names(parts, SHOWN)}" for name, parts in meta["made"].items()]
         if meta["choice"]:
             lines.append(f"values of samples decide what is computed, at {meta['choice']}: all samples are read")
         return lines
@@ -254,7 +254,11 @@ def _rescalable_units_in_words(graph: Graph) -> str:
     hidden = [layer for layer in graph if layer.hidden]
     walls = list(dict.fromkeys([wall for layer in hidden for wall in layer.walls] + [*graph.not_covered.values()]))
     free = sum(layer.n_free for layer in hidden)
-    return f"{free} of {graph.n_units} hidden units can be rescaled; stopped by {some_of(walls, 3)}" if walls else ""
+    return (
+        f"{free} of {graph.n_units} hidden units can be rescaled; stopped by {first_of_names(walls, 3)}"
+        if walls
+        else ""
+    )
 
 
 def _parameters_read(program: Program) -> set[str]:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from flatscope.errors import InputError, first_line
 from flatscope.loss import Loss
 from flatscope.network.passes import graph_nodes, held_by, keep_out, put_back
-from flatscope.samples import Batch, Inputs, copies, cut, parts_of
+from flatscope.samples import Batch, Inputs, copied_inputs, slice_inputs, tensors_of_inputs
 
 CHANNELS = (1, 3, 4)  # of images
 WHOLE = (torch.bool, torch.int16, torch.int32, torch.int64)
@@ -73,7 +73,7 @@ class SteadyOutputs:
         if not self._are(run(inputs), len(targets)):
             fix = "Switch off dropout and other randomness in the forward pass"
             raise InputError("the same outputs from two forward passes", "outputs that differ", "model", fix)
-        if not self._are(run(cut(inputs, 0, half)), half):
+        if not self._are(run(slice_inputs(inputs, 0, half)), half):
             got = "outputs that change with the other samples of the batch"
             fix = (
                 "Call model.eval(); normalise with running statistics, not with those of the batch; begin every pass "
@@ -131,7 +131,7 @@ def failing_module(model: nn.Module, inputs: Inputs) -> str:
         handles.append(module.register_forward_pre_hook(lambda _m, _a, name=name: entered.append(name)))
         handles.append(module.register_forward_hook(lambda _m, _a, _o: entered.pop() and None))
     try:
-        model(**inputs) if isinstance(inputs, dict) else model(*parts_of(inputs))
+        model(**inputs) if isinstance(inputs, dict) else model(*tensors_of_inputs(inputs))
     except Exception:
         return f"layer {entered[-1]}" if entered and entered[-1] else "model"
     finally:
@@ -150,11 +150,11 @@ def advice_on_inputs(inputs: Inputs, said: str = "") -> str:
     steps = []
     if isinstance(inputs, dict) and "unexpected keyword" in said:
         return "Entries of a mapping go to the model by name: pass (x, y) where it takes one input"
-    if "same dtype" in said and any(part.is_complex() for part in parts_of(inputs)):
+    if "same dtype" in said and any(part.is_complex() for part in tensors_of_inputs(inputs)):
         return "Pass real and imaginary parts as channels: torch.view_as_real(x)"
-    if "same dtype" in said and any(part.dtype in WHOLE for part in parts_of(inputs)):
+    if "same dtype" in said and any(part.dtype in WHOLE for part in tensors_of_inputs(inputs)):
         steps.append("these are whole numbers, so pass x.float()")
-    for part in parts_of(inputs):
+    for part in tensors_of_inputs(inputs):
         if part.ndim == 4 and part.shape[3] in CHANNELS and part.shape[1] not in CHANNELS:
             steps.append("its channels come last, so pass x.permute(0, 3, 1, 2)")
         if part.dtype == torch.uint8:
@@ -218,21 +218,21 @@ def network_safe_for_inputs(model: nn.Module, inputs: Inputs, run: Callable[[Inp
         inputs: some samples.
         run: a forward pass on such inputs.
     """
-    before, given = held_by(model), copies(inputs)
+    before, given = held_by(model), copied_inputs(inputs)
     outputs = run(given)
     now = held_by(model)
-    if any(part._version for part in parts_of(given)):
+    if any(part._version for part in tensors_of_inputs(given)):
         model.register_forward_pre_hook(
-            lambda _, args, words: (copies(args), {name: part.clone() for name, part in words.items()}),
+            lambda _, args, words: (copied_inputs(args), {name: part.clone() for name, part in words.items()}),
             with_kwargs=True,
         )
     kept = [name for name in before.keys() | now.keys() if name not in before or not before[name].same(now.get(name))]
     if not kept:
         return outputs
-    if torch.equal(run(copies(inputs)), outputs):
+    if torch.equal(run(copied_inputs(inputs)), outputs):
         put_back(model, kept, before)
         keep_out(model, kept)
-    return run(copies(inputs))  # as every pass from now on
+    return run(copied_inputs(inputs))  # as every pass from now on
 
 
 STRAIGHT = (

@@ -1,6 +1,7 @@
 """Numbers, counts and options as text: one way for terminals, pages and files.
 
-`number` is for terminals and files, `written` the same number as a page sets it; the page's script follows `written`.
+`readable_number` is for terminals and files, `written` the same number as a page sets it; the page's script follows
+`written`.
 """
 
 from __future__ import annotations
@@ -11,11 +12,11 @@ import re
 from collections.abc import Sequence
 
 
-def number(value: float, digits: int = 4) -> str:
+def readable_number(value: float, digits: int = 4) -> str:
     """A number for people: significant digits, whole numbers in full, n/a for NaN.
 
     Example:
-        >>> number(0.123456), number(12.0), number(float("nan")), number(1e-7, 2)
+        >>> readable_number(0.123456), readable_number(12.0), readable_number(float("nan")), readable_number(1e-7, 2)
         ('0.1235', '12', 'n/a', '1e-07')
     """
     if math.isnan(value):
@@ -36,7 +37,7 @@ def written(value: float, digits: int = 4) -> str:
         return "∞" if value > 0 else "−∞"
     if math.isfinite(value) and value == int(value) and 1e4 <= abs(value) < 1e9:
         return f"{int(value):,}".replace(",", "\u202f").replace("-", "−")
-    return typeset(number(value, digits))
+    return typeset(readable_number(value, digits))
 
 
 def typeset(text: str) -> str:
@@ -64,32 +65,34 @@ UNRESOLVED = ", not resolved"
 WIDE = 0.1  # of its larger end: both ends of such an interval are shown
 
 
-def within(value: float, low: float, high: float, digits: int = 4) -> str:
+def number_within_interval(value: float, low: float, high: float, digits: int = 4) -> str:
     """A number that an interval is known of: with no more digits than that vouches for, or both ends, or the outer one.
 
     Example:
-        >>> within(0.123456, 0.1231, 0.1243), within(-1e-4, -0.00191, -1e-4), within(12.3, 12.3, 40.2)
-        ('0.123', '> -0.002, not resolved', '12 … 41, not resolved')
-        >>> within(1.106, 1.106, 1.351)
+        >>> number_within_interval(0.123456, 0.1231, 0.1243), number_within_interval(-1e-4, -0.00191, -1e-4)
+        ('0.123', '> -0.002, not resolved')
+        >>> number_within_interval(12.3, 12.3, 40.2)
+        '12 … 41, not resolved'
+        >>> number_within_interval(1.106, 1.106, 1.351)
         '1.106 to 1.351'
     """
     width, size = high - low, max(abs(low), abs(high))
     if not 0 < width < math.inf:
-        return number(value, digits)
+        return readable_number(value, digits)
     if WIDE * size < width <= size / 2:
-        return f"{number(number_rounded_outward(low, -1, 4))} to {number(number_rounded_outward(high, 1, 4))}"
+        low, high = number_rounded_outward(low, -1, 4), number_rounded_outward(high, 1, 4)
+        return f"{readable_number(low)} to {readable_number(high)}"
     if 2 * width <= size:
         decimals = -math.ceil(math.log10(width / 2))
         kept = decimals + math.floor(math.log10(abs(value))) + 1 if value else 1
-        return number(value, min(max(kept, 1), digits))
+        return readable_number(value, min(max(kept, 1), digits))
     if low * high > 0 and size <= 10 * min(abs(low), abs(high)):
-        return (
-            f"{number(number_rounded_outward(low, -1, 2))} … {number(number_rounded_outward(high, 1, 2))}{UNRESOLVED}"
-        )
+        low, high = number_rounded_outward(low, -1, 2), number_rounded_outward(high, 1, 2)
+        return f"{readable_number(low)} … {readable_number(high)}{UNRESOLVED}"
     bound = (
-        f"> {number(number_rounded_outward(low, -1, 1))}"
+        f"> {readable_number(number_rounded_outward(low, -1, 1))}"
         if abs(low) >= abs(high)
-        else f"< {number(number_rounded_outward(high, 1, 1))}"
+        else f"< {readable_number(number_rounded_outward(high, 1, 1))}"
     )
     return f"{bound}{UNRESOLVED}"
 
@@ -129,7 +132,7 @@ _UNPRINTABLE = re.compile(
 )
 
 
-def some_of(names: Sequence[str], most: int) -> str:
+def first_of_names(names: Sequence[str], most: int) -> str:
     """The first of the names, and how many more there are."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more

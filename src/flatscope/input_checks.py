@@ -12,13 +12,22 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from flatscope.errors import InputError, first_line
-from flatscope.formatting import some_of
+from flatscope.formatting import first_of_names
 from flatscope.leaks import MOST_HASHED, Overlap, overlap_of
 from flatscope.loss import IGNORED, Loss
 from flatscope.network.passes import own_passes
-from flatscope.params import Params, copied, plain_names
+from flatscope.params import Params, independent_module_copy, plain_names
 from flatscope.sample_digests import input_digests
-from flatscope.samples import PROBED_SAMPLES, Batch, Inputs, Samples, copies, cut, parts_of, shape_text
+from flatscope.samples import (
+    PROBED_SAMPLES,
+    Batch,
+    Inputs,
+    Samples,
+    copied_inputs,
+    shape_text,
+    slice_inputs,
+    tensors_of_inputs,
+)
 from flatscope.target_checks import TargetLook
 
 # Other weights at which outputs must still look like probabilities. Outputs of a linear layer of random weights are as
@@ -49,8 +58,8 @@ def independent_copy(model: nn.Module) -> nn.Module:
         twins: dict[int, nn.Module] = {}
         for module in reversed(list(model.modules())):  # inner ones first
             if (inner := _module_inside_wrapper(module)) is not None:
-                twins[id(module)] = copied(inner, twins)
-        twin = copied(model, twins)
+                twins[id(module)] = independent_module_copy(inner, twins)
+        twin = independent_module_copy(model, twins)
     except Exception as problem:
         fix = "Remove old-style weight_norm or cached tensors first"
         raise InputError("a model that can be copied (copy.deepcopy)", first_line(problem), "model", fix) from problem
@@ -99,7 +108,8 @@ def remarks_on_frozen_weights(model: nn.Module) -> tuple[str, ...]:
     sizes = {name: value.numel() for name, value in model.named_parameters() if value.is_floating_point()}
     held, whole = sum(sizes[name] for name in frozen), sum(sizes.values())
     return (
-        f"{held:,} of {whole:,} parameters are held fixed, since they require no gradient: {some_of(frozen, 4)}; "
+        f"{held:,} of {whole:,} parameters are held fixed, since they require no gradient: "
+        f"{first_of_names(frozen, 4)}; "
         f"curvature and perturbations are of the other {whole - held:,}",
     )
 
@@ -152,11 +162,11 @@ def look_through_samples(
     hashes: list[bytes] = []
     others: dict[tuple[tuple[int, ...], ...], tuple[str, Inputs]] = {}
     for inputs, targets in samples.batches(size):
-        shape = [tuple(part.shape[1:]) for part in parts_of(inputs)]
+        shape = [tuple(part.shape[1:]) for part in tensors_of_inputs(inputs)]
         shapes = shapes or shape
         if shape != shapes and len(others) < OTHER_SHAPES:
-            others.setdefault(tuple(shape), (shape_text(inputs), copies(cut(inputs, 0, 2))))
-        for what, value in [*(("inputs", part) for part in parts_of(inputs)), ("targets", targets)]:
+            others.setdefault(tuple(shape), (shape_text(inputs), copied_inputs(slice_inputs(inputs, 0, 2))))
+        for what, value in [*(("inputs", part) for part in tensors_of_inputs(inputs)), ("targets", targets)]:
             if value.is_floating_point() and not value.isfinite().all():
                 raise InputError("finite data", f"NaN or infinity in the {what}", samples.where, "Clean the data first")
             numbers = (torch.view_as_real(value) if value.is_complex() else value).double()
@@ -164,7 +174,7 @@ def look_through_samples(
             squares += float(numbers.square().sum())
         targets_look.add(targets)
         if len(hashes) < hashed:
-            hashes += input_digests(cut(inputs, 0, hashed - len(hashes)))
+            hashes += input_digests(slice_inputs(inputs, 0, hashed - len(hashes)))
         n += len(targets)
     if n != samples.n or shapes is None:
         fix = "Pass data that give the same samples whenever they are read"

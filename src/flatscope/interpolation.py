@@ -27,7 +27,7 @@ from flatscope.isolation import own_settings, untouched_randomness
 from flatscope.loss import PerSample
 from flatscope.params import Params, named_parameters, norm
 from flatscope.problem import Problem
-from flatscope.progress import progress
+from flatscope.progress import progress_bar
 from flatscope.simplex import Simplex
 from flatscope.symmetries.folding import BatchNorm, fold_batchnorm, has_batchnorm
 
@@ -85,7 +85,7 @@ def interpolate(
     points = [_weights_that_fit(problem, model, number) for number, model in enumerate(models, start=1)]
     weights = _mixture_weights(len(points), resolution)
     measured: list[tuple[float, float]] = []
-    bar = progress("Interpolating", total=len(weights))
+    bar = progress_bar("Interpolating", total=len(weights))
     with untouched_randomness(problem.generators), torch.no_grad(), bar as advance:
         for several in _mixtures_at_once(weights.tolist(), problem.params):
             measured += _loss_and_accuracy_of_weights(

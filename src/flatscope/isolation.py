@@ -152,7 +152,7 @@ def _own_defaults() -> Iterator[None]:
         torch.set_default_dtype(dtype)
 
 
-def running_model(dtype: torch.dtype, device: torch.device) -> AbstractContextManager[None]:
+def settings_of_running_model(dtype: torch.dtype, device: torch.device) -> AbstractContextManager[None]:
     """Context in which a user's model runs: without checkpointing, new tensors of its dtype and on its device."""
     if not _outside:
         # Within another pass it is done already, and asking for the device would be seen as an operation.

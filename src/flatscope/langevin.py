@@ -122,7 +122,7 @@ class SGLD(torch.optim.Optimizer):
                     raise InputError("dense real gradients", f"{weight.grad.layout}, {weight.dtype}", where="SGLD")
                 self._move_parameter(weight, group, power)
             if group["projection"] is not None:
-                project_in_place(moved, group["projection"])
+                project_onto_domain_in_place(moved, group["projection"])
             group["steps"] += 1
         return loss
 
@@ -180,7 +180,7 @@ class SGLD(torch.optim.Optimizer):
             self._restore_noise_states(states)
 
 
-def project_in_place(tensors: Sequence[Tensor], projection: Projection) -> None:
+def project_onto_domain_in_place(tensors: Sequence[Tensor], projection: Projection) -> None:
     """Put tensors back into a set, in place: the nearest point of a ball or box, or the same point of a torus."""
     kind, *numbers = _checked_projection(projection)
     if kind == "ball":

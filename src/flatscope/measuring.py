@@ -36,7 +36,7 @@ from flatscope.planning import (
     wants_only_whole_trace,
 )
 from flatscope.problem import Problem
-from flatscope.progress import progress
+from flatscope.progress import progress_bar
 from flatscope.registry import Declaration, Result, Value, declarations, select, unknown_name
 from flatscope.result_rows import Row, rows_of_result
 from flatscope.summarising import summary_of, unknown_minimum
@@ -262,7 +262,7 @@ def _rows_by_measure(
     whole, left, slowness = ctx.effort, schedule.units, 1.0
     spent = expected = 0.0
     paid: set[str] = set()
-    with progress("Measuring", total=max(left, 1e-9), lines=True, counted=False) as advance:
+    with progress_bar("Measuring", total=max(left, 1e-9), lines=True, counted=False) as advance:
         for number, entry in enumerate(schedule.entries, start=1):
             note = f"{entry.name} ({number} of {len(schedule.entries)})"
             cost, stops = schedule.cost(entry, paid), schedule.stops(entry)

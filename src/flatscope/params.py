@@ -17,7 +17,7 @@ T = TypeVar("T")
 K = TypeVar("K")
 
 
-def copied(model: nn.Module, known: Mapping[int, Any] | None = None) -> nn.Module:
+def independent_module_copy(model: nn.Module, known: Mapping[int, Any] | None = None) -> nn.Module:
     """A copy that shares nothing with the model, also where modules keep tensors that they computed.
 
     Old-style weight_norm and recurrent networks with a state do so, and `copy.deepcopy` refuses it.
@@ -54,7 +54,9 @@ def tied_names(model: nn.Module) -> dict[str, str]:
     return found
 
 
-def called_with(model: nn.Module, state: Params, tied: Mapping[str, str], args: Any, keywords: dict[str, Any]) -> Any:
+def call_with_tensors(
+    model: nn.Module, state: Params, tied: Mapping[str, str], args: Any, keywords: dict[str, Any]
+) -> Any:
     """Result of a module with other tensors in the place of its own, which it has back afterwards.
 
     torch's own way of tying leaves other tensors behind in a module that is registered in several places.
@@ -107,7 +109,7 @@ def add_to(totals: dict[K, Tensor], key: K, value: Tensor) -> None:
     totals[key] = totals[key] + value if key in totals else value
 
 
-def count(tensors: Iterable[Tensor]) -> int:
+def count_scalars(tensors: Iterable[Tensor]) -> int:
     """Number of scalars."""
     return sum(value.numel() for value in tensors)
 

@@ -22,9 +22,9 @@ from torch import Tensor
 from flatscope.context import Context
 from flatscope.errors import InputError, NotApplicable
 from flatscope.loss import Loss
-from flatscope.params import Params, count, vectorised_over_points
+from flatscope.params import Params, count_scalars, vectorised_over_points
 from flatscope.registry import measure
-from flatscope.samples import Batch, Inputs, joined_inputs, parts_of, rows_of_inputs
+from flatscope.samples import Batch, Inputs, joined_inputs, rows_of_inputs, tensors_of_inputs
 from flatscope.sampling import Draws, draw_until_precise, pair_means
 
 STACKED = 16
@@ -106,7 +106,7 @@ def batch_gradient(ctx: Context, batch: Batch, perturbation: Params) -> tuple[fl
     at = {name: v + perturbation[name].to(v) if name in perturbation else v for name, v in ctx.trainable.items()}
     loss, gradients = loss_and_gradient(ctx, batch, at)
     for kind in ("forward", "backward"):
-        ctx.count(kind, len(batch[1]))
+        ctx.charge_passes(kind, len(batch[1]))
     return float(loss), {name: gradient.double() for name, gradient in gradients.items()}
 
 
@@ -196,7 +196,7 @@ def agree_to_rounding(ctx: Context, one: Tensor, other: Tensor) -> bool:
 
 def _networks_at_once(ctx: Context) -> int:
     """Perturbed networks of one pass, bounded by the memory of their weights."""
-    return max(1, min(STACKED, STACK_BYTES // (8 * count(ctx.trainable.values()))))
+    return max(1, min(STACKED, STACK_BYTES // (8 * count_scalars(ctx.trainable.values()))))
 
 
 def _losses_and_gradients_by_batch(ctx: Context, stacked: Params, with_gradients: bool) -> tuple[Tensor, Params]:
@@ -222,10 +222,10 @@ def _losses_and_gradients_by_batch(ctx: Context, stacked: Params, with_gradients
                     for name, part in zip(gradients, parts, strict=True):
                         gradients[name][group] += part
     n = ctx.problem.n_train
-    ctx.count("forward", k * n)
+    ctx.charge_passes("forward", k * n)
     if not with_gradients:
         return ctx.problem.ranks.summed([losses])[0] / n, {}
-    ctx.count("backward", k * n)
+    ctx.charge_passes("backward", k * n)
     losses, *totals = ctx.problem.ranks.summed([losses, *gradients.values()])
     return losses / n, {name: value / n for name, value in zip(gradients, totals, strict=True)}
 
@@ -254,13 +254,13 @@ def samples_as_one_batch(ctx: Context, part: str = "train") -> Batch | None:
     parts: list[Batch] = []
     kept = 0
     for inputs, targets in ctx.batches(part, ctx.problem.part(part).n):  # tensors come back as they are: no copy
-        kept += sum(part.numel() * part.element_size() for part in parts_of(inputs))
+        kept += sum(part.numel() * part.element_size() for part in tensors_of_inputs(inputs))
         if kept > KEPT_BYTES:
             return None
         parts.append((inputs, targets))
     if len(parts) == 1:
         return parts[0]
-    shapes = {tuple(tuple(part.shape[1:]) for part in parts_of(inputs)) for inputs, _ in parts}
+    shapes = {tuple(tuple(part.shape[1:]) for part in tensors_of_inputs(inputs)) for inputs, _ in parts}
     if len(shapes) > 1:
         return None
     targets = torch.cat([targets for _, targets in parts])

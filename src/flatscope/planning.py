@@ -154,7 +154,7 @@ def seconds_of_a_pass(ctx: Context) -> float:
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         best = min(best, time.perf_counter() - begun)
-    ctx.count("forward", 2 * len(targets))
+    ctx.charge_passes("forward", 2 * len(targets))
     return best * ctx.problem.n_train / len(targets)
 
 

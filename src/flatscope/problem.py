@@ -42,16 +42,16 @@ from flatscope.input_checks import (
     usable_device,
     usable_dtype,
 )
-from flatscope.isolation import coarse_products, own_settings, running_model, untouched_randomness
+from flatscope.isolation import coarse_products, own_settings, settings_of_running_model, untouched_randomness
 from flatscope.loss import Loss, PerSample, in_double_where_possible, next_tokens
-from flatscope.network.interception import Rule, refuse_if_different, replay
+from flatscope.network.interception import OperationRule, refuse_if_different, replay
 from flatscope.network.normal_form import is_rewritten, mark_not_covered, normal_form, not_covered
 from flatscope.network.pass_recording import record
 from flatscope.network.program import Program
 from flatscope.network.structure import StructuralFacts, Structure, first_reading, record_structure
-from flatscope.params import Params, called_with, named_parameters, non_finite_name, tied_names, trainable_names
+from flatscope.params import Params, call_with_tensors, named_parameters, non_finite_name, tied_names, trainable_names
 from flatscope.sample_sources import as_samples
-from flatscope.samples import Batch, Inputs, Samples, moved, output_tensor, parts_of, shape_text
+from flatscope.samples import Batch, Inputs, Samples, inputs_on_device, output_tensor, shape_text, tensors_of_inputs
 from flatscope.sharing import agreeing_ranks
 from flatscope.target_checks import (
     TargetLook,
@@ -141,7 +141,9 @@ class Problem:
             probe = self._first_samples("train")  # a loader that shuffles has others next time
             outputs = checked_outputs(self.model, probe, partial(self._try_forward, part="train"))
             for look in looks:
-                refuse_shapes_that_fail(look, lambda inputs: self.forward(moved(inputs, self.device, self.dtype)))
+                refuse_shapes_that_fail(
+                    look, lambda inputs: self.forward(inputs_on_device(inputs, self.device, self.dtype))
+                )
             self.uneven = any(look.others for look in looks)  # whether samples have several shapes
             self._read_network(SteadyOutputs(probe, outputs))
             self.n_outputs = int(outputs[0].numel())
@@ -248,8 +250,8 @@ class Problem:
 
     def program_of(self, inputs: Inputs) -> Program:
         """The recorded program of samples of this shape; where values decide what is computed, of samples alike."""
-        shapes = tuple(tuple(part.shape[1:]) for part in parts_of(inputs))
-        if shapes == tuple(tuple(part.shape[1:]) for part in parts_of(self.example())):
+        shapes = tuple(tuple(part.shape[1:]) for part in tensors_of_inputs(inputs))
+        if shapes == tuple(tuple(part.shape[1:]) for part in tensors_of_inputs(self.example())):
             return self.structure.program
         if shapes not in self.facts.programs:
             with own_settings():
@@ -314,14 +316,14 @@ class Problem:
         samples = self.part(part)
         share = self.ranks.share(samples.n) if shared and self.ranks.size > 1 else None
         for inputs, targets in samples.batches(size or self.batch_size, share):
-            yield moved(inputs, self.device, self.dtype), self._moved_targets(targets)
+            yield inputs_on_device(inputs, self.device, self.dtype), self._moved_targets(targets)
 
     def forward(
         self,
         inputs: Inputs,
         params: Params | None = None,
         buffers: Params | None = None,
-        rules: Sequence[Rule] = (),
+        rules: Sequence[OperationRule] = (),
     ) -> Tensor:
         """Outputs of the network at `params` (its own by default); the module itself is not changed.
 
@@ -336,8 +338,8 @@ class Problem:
             return output_tensor(replay(self.model, inputs, rules, state))
         args, keywords = ((), inputs) if isinstance(inputs, dict) else (inputs, {})
         dtype = next((value.dtype for value in state.values() if value.is_floating_point()), self.dtype)
-        with running_model(dtype, self.device):
-            return output_tensor(called_with(self.model, state, self._tied, args, keywords))
+        with settings_of_running_model(dtype, self.device):
+            return output_tensor(call_with_tensors(self.model, state, self._tied, args, keywords))
 
     def example(self, size: int = 2) -> Inputs:
         """The first few training inputs, on the device."""

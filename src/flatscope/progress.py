@@ -137,7 +137,7 @@ def spend(steps: float) -> None:
 
 
 @contextmanager
-def progress(
+def progress_bar(
     description: str,
     total: float | None,
     *,

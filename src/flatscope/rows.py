@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from flatscope.formatting import within
+from flatscope.formatting import number_within_interval
 
 
 def rows_of(frame: pd.DataFrame, level: str) -> pd.DataFrame:
@@ -23,4 +23,4 @@ def searched_text(row: pd.Series[Any]) -> str:
     value, low, high = (float(row[name]) for name in ("value", "low", "high"))
     if row["exact"] or row["stderr"] > 0 or not (math.isfinite(value) and math.isfinite(low) and math.isfinite(high)):
         return ""
-    return within(value, low, high)
+    return number_within_interval(value, low, high)

@@ -7,14 +7,14 @@ import hashlib
 import torch
 from torch import Tensor
 
-from flatscope.samples import PROBED_SAMPLES, Inputs, Samples, parts_of
+from flatscope.samples import PROBED_SAMPLES, Inputs, Samples, tensors_of_inputs
 
 
 def order_digest(samples: Samples) -> bytes:
     """A hash of the first samples in the order of one pass: another one where a loader shuffles."""
     checksum, n = hashlib.blake2b(str(samples.n).encode(), digest_size=16), 0
     for inputs, targets in samples.batches():
-        for part in (*parts_of(inputs), targets):
+        for part in (*tensors_of_inputs(inputs), targets):
             checksum.update(b"".join(_rows_of_bytes(part[: PROBED_SAMPLES - n])))
         n += len(targets)
         if n >= PROBED_SAMPLES:
@@ -24,7 +24,7 @@ def order_digest(samples: Samples) -> bytes:
 
 def input_digests(inputs: Inputs) -> list[bytes]:
     """A hash of the inputs of every sample."""
-    columns = [_rows_of_bytes(part) for part in parts_of(inputs)]
+    columns = [_rows_of_bytes(part) for part in tensors_of_inputs(inputs)]
     return [hashlib.blake2b(b"".join(row), digest_size=16).digest() for row in zip(*columns, strict=True)]
 
 
@@ -32,7 +32,7 @@ def sample_fingerprints(samples: Samples, most: int) -> list[bytes]:
     """Sorted hashes of the first `most` samples of one pass."""
     fingerprints: list[bytes] = []
     for inputs, targets in samples.batches():
-        columns = [_rows_of_bytes(part) for part in (*parts_of(inputs), targets)]
+        columns = [_rows_of_bytes(part) for part in (*tensors_of_inputs(inputs), targets)]
         fingerprints.extend(
             hashlib.blake2b(b"".join(row), digest_size=16).digest() for row in zip(*columns, strict=True)
         )

@@ -60,10 +60,10 @@ class Samples:
                 seen += len(targets)
                 if last <= 0:
                     return
-                inputs, targets = cut(inputs, first, last), targets[first:last]
+                inputs, targets = slice_inputs(inputs, first, last), targets[first:last]
             for start in range(0, len(targets), size or max(len(targets), 1)):
                 stop = start + (size or len(targets))
-                yield cut(inputs, start, stop), targets[start:stop]
+                yield slice_inputs(inputs, start, stop), targets[start:stop]
 
     def _raw_batches(self) -> Iterator[Any]:
         """One pass over the source, each step under the caller's own defaults for new tensors."""
@@ -77,7 +77,7 @@ class Samples:
             yield raw
 
 
-def parts_of(inputs: Inputs) -> tuple[Tensor, ...]:
+def tensors_of_inputs(inputs: Inputs) -> tuple[Tensor, ...]:
     """The tensors that make up a batch of inputs."""
     if isinstance(inputs, dict):
         return tuple(inputs.values())
@@ -89,31 +89,31 @@ def as_rows(value: Tensor) -> Tensor:
     return value.reshape(len(value), math.prod(value.shape[1:]))
 
 
-def each_part(inputs: Inputs, change: Callable[[Tensor], Tensor]) -> Inputs:
+def map_inputs(inputs: Inputs, change: Callable[[Tensor], Tensor]) -> Inputs:
     """The batch of inputs with every tensor of it changed."""
     if isinstance(inputs, dict):
         return {name: change(value) for name, value in inputs.items()}
     return tuple(change(value) for value in inputs) if isinstance(inputs, tuple) else change(inputs)
 
 
-def copies(inputs: Inputs) -> Inputs:
+def copied_inputs(inputs: Inputs) -> Inputs:
     """The same batch in memory of its own."""
-    return each_part(inputs, torch.clone)
+    return map_inputs(inputs, torch.clone)
 
 
-def cut(inputs: Inputs, start: int, stop: int) -> Inputs:
+def slice_inputs(inputs: Inputs, start: int, stop: int) -> Inputs:
     """Samples `start` to `stop` of a batch of inputs."""
-    return each_part(inputs, lambda value: value[start:stop])
+    return map_inputs(inputs, lambda value: value[start:stop])
 
 
 def rows_of_inputs(inputs: Inputs, rows: Tensor) -> Inputs:
     """The samples of these numbers in a batch of inputs."""
-    return each_part(inputs, lambda value: value[rows.to(value.device)])
+    return map_inputs(inputs, lambda value: value[rows.to(value.device)])
 
 
-def one_more(inputs: Inputs) -> Inputs:
+def inputs_with_first_repeated(inputs: Inputs) -> Inputs:
     """A batch of inputs with its first sample once more at the end."""
-    return each_part(inputs, lambda value: torch.cat([value, value[:1]]))
+    return map_inputs(inputs, lambda value: torch.cat([value, value[:1]]))
 
 
 def axis_of_samples(shape: Sequence[int], other: Sequence[int]) -> int:
@@ -137,16 +137,16 @@ def joined_inputs(batches: list[Inputs]) -> Inputs:
     return torch.cat(batches)  # type: ignore[arg-type]
 
 
-def moved(inputs: Inputs, device: torch.device, dtype: torch.dtype) -> Inputs:
+def inputs_on_device(inputs: Inputs, device: torch.device, dtype: torch.dtype) -> Inputs:
     """Inputs on the device; floating-point ones in `dtype`, token ids and masks as they are."""
-    return each_part(inputs, lambda value: value.to(device, dtype) if value.is_floating_point() else value.to(device))
+    return map_inputs(inputs, lambda value: value.to(device, dtype) if value.is_floating_point() else value.to(device))
 
 
 def shape_text(inputs: Inputs) -> str:
     """Shapes of a batch of inputs, for messages."""
     if isinstance(inputs, dict):
         return ", ".join(f"{name} {tuple(value.shape)}" for name, value in inputs.items())
-    return ", ".join(str(tuple(value.shape)) for value in parts_of(inputs))
+    return ", ".join(str(tuple(value.shape)) for value in tensors_of_inputs(inputs))
 
 
 def split_batch(raw: Any, where: str) -> Batch:
@@ -190,7 +190,7 @@ def _inputs_and_targets_of_equal_length(given: Any, last: Any, where: str) -> Ba
     else:
         inputs = _as_tensor(given, where)
     targets = _as_tensor(last, where)
-    shapes = [tuple(part.shape) for part in parts_of(inputs)]
+    shapes = [tuple(part.shape) for part in tensors_of_inputs(inputs)]
     if not shapes or targets.ndim == 0 or any(shape[:1] != (len(targets),) for shape in shapes):
         got = f"inputs {shape_text(inputs) or 'none'} and targets {tuple(targets.shape)}"
         raise InputError("as many inputs as targets, along the first dimension", got, where=where)

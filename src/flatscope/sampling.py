@@ -4,8 +4,8 @@ Whatever is drawn (random columns, products with random signs, perturbations, no
 same questions after each look: is every value precise, is there an exact way that costs no more, is what is still
 imprecise out of reach, is the time up? The spread of the draws gives a standard error with some degrees of freedom: for
 single numbers one less than there are, for sums over samples or groups with draws of their own what Welch and
-Satterthwaite found, so that few samples which make up a sum count as few. `student` widens the error by what these
-degrees leave open. No estimate stops before there are `Limits.least_freedom` of them.
+Satterthwaite found, so that few samples which make up a sum count as few. `student_stderrs` widens the error by what
+these degrees leave open. No estimate stops before there are `Limits.least_freedom` of them.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def sample_until(sampler: Sampler[T], precision: float) -> T:
         exact = sampler.exact(needed)
         if exact is not None:
             return exact
-        reachable = within_reach(imprecise, sampler.taken, precision, sampler.most)
+        reachable = errors_within_reach(imprecise, sampler.taken, precision, sampler.most)
         if sampler.taken >= sampler.most:
             return sampler.result(f"not reached within {sampler.limit}")
         if sampler.hopeless(len(imprecise), len(reachable)):
@@ -124,7 +124,7 @@ def draws_needed(taken: int, errors: Iterable[float], precision: float) -> float
     return taken * (largest / precision) ** 2 if precision > 0 else math.inf
 
 
-def within_reach(errors: Iterable[float], look: int, wanted: float, most: float) -> list[float]:
+def errors_within_reach(errors: Iterable[float], look: int, wanted: float, most: float) -> list[float]:
     """Of the relative errors after so many draws those that the most draws may bring down to what is wanted.
 
     A value that is hardly told from zero may be larger than it looks: by two of its standard errors, say.
@@ -162,7 +162,7 @@ def relative_error(
     return max(relative, wanted * math.sqrt(1.001 * least / known_by)) if known_by < least else relative
 
 
-def degrees(spread: Tensor, squares: Tensor) -> Tensor:
+def degrees_of_freedom(spread: Tensor, squares: Tensor) -> Tensor:
     """Degrees of freedom of a sum of variances (Welch, 1938; Satterthwaite, 1946), of one n − 1.
 
     The square of a sum that is itself drawn is too large by two degrees on average.
@@ -174,7 +174,7 @@ def degrees(spread: Tensor, squares: Tensor) -> Tensor:
     return spread.square() / squares.clamp_min(torch.finfo(torch.float64).tiny) - 2
 
 
-def student(stderrs: Tensor, freedom: Tensor) -> Tensor:
+def student_stderrs(stderrs: Tensor, freedom: Tensor) -> Tensor:
     """Standard errors so wide that 1.96 of them to either side make Student's 95 % interval.
 
     Args:
@@ -182,7 +182,7 @@ def student(stderrs: Tensor, freedom: Tensor) -> Tensor:
         freedom: degrees of freedom of that, of the same shape.
 
     Example:
-        >>> student(torch.ones(2), torch.tensor([5.0, 50.0])).round(decimals=2)
+        >>> student_stderrs(torch.ones(2), torch.tensor([5.0, 50.0])).round(decimals=2)
         tensor([1.3100, 1.0200])
     """
     degrees = freedom.clamp(1.0, 1e6).double().cpu().numpy()
@@ -205,9 +205,9 @@ class Draws:
 
     @property
     def stderrs(self) -> list[float]:
-        """Standard error of each mean, widened as `student` does."""
+        """Standard error of each mean, widened as `student_stderrs` does."""
         n = len(self.samples)
-        stderrs: list[float] = student(self.samples.std(0) / math.sqrt(n), torch.tensor(n - 1.0)).tolist()
+        stderrs: list[float] = student_stderrs(self.samples.std(0) / math.sqrt(n), torch.tensor(n - 1.0)).tolist()
         return stderrs
 
     def precise(self, precision: float) -> bool:
@@ -241,7 +241,7 @@ def draw_until_precise(
         precision: instead of that of the effort; 0 takes all draws.
     """
     wanted = ctx.effort.precision if precision is None else precision
-    return sample_until(BlockDraws(blocks, most, partial(out_of_time, ctx), ctx.effort.limits), wanted)
+    return sample_until(BlockDraws(blocks, most, partial(time_is_over, ctx), ctx.effort.limits), wanted)
 
 
 class BlockDraws(Sampler[Draws]):
@@ -297,7 +297,7 @@ class BlockDraws(Sampler[Draws]):
         return replace(self._draws, late=ended == TIME_IS_UP)
 
 
-def out_of_time(ctx: Context) -> bool:
+def time_is_over(ctx: Context) -> bool:
     """True if the measurement's deadline has passed, on any of the ranks: they must stop together."""
     deadline = ctx.effort.deadline
     return deadline is not None and ctx.problem.ranks.anywhere(time.monotonic() > deadline)
@@ -305,10 +305,10 @@ def out_of_time(ctx: Context) -> bool:
 
 def time_limit(ctx: Context) -> Callable[[], bool] | None:
     """Function that tells whether the deadline has passed; None without a deadline."""
-    return None if ctx.effort.deadline is None else partial(out_of_time, ctx)
+    return None if ctx.effort.deadline is None else partial(time_is_over, ctx)
 
 
-def end_in_time(ctx: Context) -> None:
+def refuse_out_of_time(ctx: Context) -> None:
     """Give up where the time of the whole call is over in the midst of what has no value before it is done.
 
     Not where there are several ranks: they must give up together, and only know of each other between passes.

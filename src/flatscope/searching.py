@@ -57,7 +57,7 @@ def uphill_directions(ctx: Context, stream: str, many: int) -> Params:
             for name, gradient in loss_and_gradient(ctx, (inputs, targets), at, own[row])[1].items():
                 totals[name][row] += gradient
     for kind in ("forward", "backward"):
-        ctx.count(kind, many * n)
+        ctx.charge_passes(kind, many * n)
     nowhere = ~torch.stack([value.reshape(many, -1).any(1).cpu() for value in totals.values()]).any(0)
     if bool(nowhere.any()):
         drawn = random_normal(ctx, generator, at, many)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from flatscope.charts import resized_figure
 from flatscope.files import Arrays
-from flatscope.formatting import number
+from flatscope.formatting import readable_number
 from flatscope.result import DrawnResult
 
 if TYPE_CHECKING:
@@ -130,7 +130,8 @@ class Simplex(DrawnResult):
         if math.isnan(barrier):
             return [*remarks, "Some mixtures have no loss: how high the barrier is there is not known."]
         middle = float(self.loss[self.weights.sub(1 / self.weights.shape[1]).abs().sum(1).argmin()])
-        told = f"barrier {number(barrier, 3)}, loss {number(middle, 3)} in the middle, {number(highest, 3)} at an end"
+        told = f"barrier {readable_number(barrier, 3)}, "
+        told += f"loss {readable_number(middle, 3)} in the middle, {readable_number(highest, 3)} at an end"
         if self._is_low(barrier, highest):
             worth = "Averaging is worth a try: check it on held-out data."
             return [*remarks, f"No barrier to speak of: {told}.", worth]
@@ -144,9 +145,9 @@ class Simplex(DrawnResult):
         return float(self.accuracy.min()) >= float(self.accuracy[self.vertices].min()) - LOST_ACCURACY
 
     def __repr__(self) -> str:
-        corners = ", ".join(number(float(self.loss[i])) for i in self.vertices)
+        corners = ", ".join(readable_number(float(self.loss[i])) for i in self.vertices)
         size = f"{len(self.loss)} mixtures of {self.weights.shape[1]} networks"
-        line = f"Simplex({size}: loss {corners} at the networks, barrier {number(self.barrier)})"
+        line = f"Simplex({size}: loss {corners} at the networks, barrier {readable_number(self.barrier)})"
         return "\n".join([self.headline, line])
 
     def _head(self) -> dict[str, Any]:

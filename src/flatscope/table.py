@@ -12,7 +12,7 @@ from torch import Tensor
 
 from flatscope.charts import Bars, finite_or_nan
 from flatscope.errors import InputError, UnknownNameError, refuse_unknown
-from flatscope.formatting import measure_label, number
+from flatscope.formatting import measure_label, readable_number
 from flatscope.headlines import table_headline
 from flatscope.registry import declarations
 from flatscope.result import Result, checked_columns, columns_of, plain, reading
@@ -167,10 +167,11 @@ class Table(Result):
             shown = measure_label(str(name), str(options))
             if many and len(rows) > 1:
                 of = "values" if rows["unit"].notna().all() else "samples"
-                value = f"{number(rows['value'].min())} … {number(rows['value'].max())} ({len(rows)} {of})"
+                low, high = readable_number(rows["value"].min()), readable_number(rows["value"].max())
+                value = f"{low} … {high} ({len(rows)} {of})"
             else:
-                value = searched_text(row) or number(float(row["value"]))
-            stderr = number(float(row["stderr"])) if row["stderr"] > 0 else ""
+                value = searched_text(row) or readable_number(float(row["value"]))
+            stderr = readable_number(float(row["stderr"])) if row["stderr"] > 0 else ""
             exact = "exact" if row["exact"] else "estimate"
             vacuous = "vacuous" if row.get("vacuous", False) and value != "n/a" else ""
             remark = "; ".join(part for part in (vacuous, str(row["reason"])) if part)

@@ -19,7 +19,7 @@ import pandas as pd
 from scipy import stats as scipy_stats
 
 from flatscope import InputError
-from flatscope.stats import correlate, paired, wilson
+from flatscope.stats import correlate, finite_pairs, wilson
 from flatscope_papers.claims import Answer
 from flatscope_papers.correlation_intervals import lead_of_correlations, pearson_interval, spread_of_correlations
 
@@ -212,7 +212,7 @@ def correlation_with_interval(x: Any, y: Any, kind: str = "pearson", note: str =
     if kind != "pearson":
         low, high = (None if math.isnan(end) else end for end in (found.low, found.high))
         return Answer(found.value, low, high, runs=found.n, note=words)
-    first, second, _ = paired(x, y)
+    first, second, _ = finite_pairs(x, y)
     ends = None if math.isnan(found.value) else pearson_interval(first, second)
     if ends is None:
         return Answer(found.value, runs=found.n, note=_join_notes(words, "no interval from these networks"))

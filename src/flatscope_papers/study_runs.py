@@ -73,7 +73,7 @@ def study(
     check_scale(scale)
     declared = find_study(name)
     place = usable_device(device or _default_device())
-    kept = _opened_store(store)
+    kept = _as_writable_store(store)
     begun = time.perf_counter()
     workers = _default_workers(scale, place) if workers is None and engine == "local" else workers
     stages = [_stage_on_device(stage, str(place)) for stage in declared.stages(scale)]
@@ -110,7 +110,7 @@ def _default_device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def _opened_store(store: str | os.PathLike[str] | Store | None) -> Store:
+def _as_writable_store(store: str | os.PathLike[str] | Store | None) -> Store:
     return store if isinstance(store, Store) else _writable_store(store or default_store())
 
 

@@ -15,7 +15,7 @@ from flatscope.curvature.brackets import UNSEEN, ends, log_least_part, rounding
 from flatscope.curvature.lanczos import Krylov
 from flatscope.curvature.spectrum import Search, Wanted, extreme_eigenpairs
 from flatscope.curvature.symmetric_operator import SymmetricOperator
-from flatscope.formatting import within
+from flatscope.formatting import number_within_interval
 from flatscope.limits import STANDARD
 from flatscope.measures import weight_flatness
 from flatscope.planning import make_schedule
@@ -132,7 +132,7 @@ def test_a_measure_whose_time_is_up_has_the_interval_it_reached(monkeypatch: pyt
     """An eigenvalue of a large network begins where there is some time, and ends with what it has."""
     name, problem = "hessian_max_eigenvalue", next(networks())[1]
     found = fs.measure(problem, name).to_frame().iloc[0]
-    monkeypatch.setattr(weight_flatness, "out_of_time", lambda ctx: True)
+    monkeypatch.setattr(weight_flatness, "time_is_over", lambda ctx: True)
     late = fs.measure(problem, name).to_frame().iloc[0]
     assert late["low"] <= found["value"] <= late["high"] < math.inf
     assert late["high"] - late["low"] > 10 * (found["high"] - found["low"])
@@ -160,7 +160,7 @@ def test_a_measure_whose_time_is_up_has_the_interval_it_reached(monkeypatch: pyt
     ],
 )
 def test_no_more_digits_are_shown_than_an_interval_allows(value: float, low: float, high: float, text: str) -> None:
-    assert within(value, low, high) == text
+    assert number_within_interval(value, low, high) == text
 
 
 def networks() -> Iterator[tuple[str, fs.Problem]]:

@@ -48,7 +48,7 @@ def noise(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
 
     multiply, products = CurvatureOperator.__matmul__, LayerBlocks.products
     monkeypatch.setattr(weight_flatness, "coarse_products", noisy)
-    monkeypatch.setattr(weight_flatness, "accepted", lambda ctx, tolerance: 0.02 if tolerance is None else 0.0)
+    monkeypatch.setattr(weight_flatness, "accepted_residual", lambda ctx, tolerance: 0.02 if tolerance is None else 0.0)
     monkeypatch.setattr(CurvatureOperator, "__matmul__", lambda self, v: off(multiply(self, v)))
     monkeypatch.setattr(
         LayerBlocks, "products", lambda self, v: {name: off(p) for name, p in products(self, v).items()}
@@ -74,8 +74,8 @@ def test_the_value_is_that_of_products_in_full(share: float, noise: dict[str, fl
 
 def test_an_accuracy_that_is_asked_for_is_never_left_to_coarse_products() -> None:
     ctx = fs.Context(network())
-    assert weight_flatness.accepted(ctx, None) == 0  # on a CPU
-    assert weight_flatness.accepted(ctx, 0.05) == 0
+    assert weight_flatness.accepted_residual(ctx, None) == 0  # on a CPU
+    assert weight_flatness.accepted_residual(ctx, 0.05) == 0
 
 
 def test_only_the_block_is_coarse() -> None:

@@ -29,7 +29,7 @@ from flatscope.curvature.sweep_result import Curvature
 from flatscope.isolation import own_settings
 from flatscope.limits import STANDARD
 from flatscope.network.expansions import attention_in_parts
-from flatscope.sampling import within_reach
+from flatscope.sampling import errors_within_reach
 
 
 class Gated(nn.Module):
@@ -295,8 +295,8 @@ def test_values_out_of_reach_are_not_waited_for() -> None:
         f"(stopped after {STANDARD.surrender_draws} draws: 256 draws, the most allowed, are too few for most values)"
     )
     assert frame["reason"].str.contains(stopped, regex=False).any()
-    assert within_reach([0.3, 0.11, 0.08, math.inf], 16, 0.02, 256) == [0.08]
-    assert within_reach([0.9], 16, 0.05, 2048) == [0.9], "it may be larger than it looks"
+    assert errors_within_reach([0.3, 0.11, 0.08, math.inf], 16, 0.02, 256) == [0.08]
+    assert errors_within_reach([0.9], 16, 0.05, 2048) == [0.9], "it may be larger than it looks"
 
 
 def test_it_goes_on_where_most_imprecise_values_are_within_reach() -> None:

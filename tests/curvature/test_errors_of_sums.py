@@ -81,7 +81,7 @@ def test_errors_of_independent_parts_add_in_squares(monkeypatch: pytest.MonkeyPa
     key = "", "trace"
     rest = DiagonalSums({key: torch.tensor([7.0])}, {key: torch.tensor([4.0])}, 5, 10, False, "")
     monkeypatch.setattr(layer_values, "swept", lambda *args, **options: covered)
-    monkeypatch.setattr(layer_values, "_rest", lambda *args: rest)
+    monkeypatch.setattr(layer_values, "_products_for_uncovered_parameters", lambda *args: rest)
     found = layer_values.network_value(fs.Context(mlp().problem()), "trace")
     assert (found.value, found.stderr) == (pytest.approx(1007.0), pytest.approx(5.0, rel=1e-3))
     assert found.exact is False

@@ -357,7 +357,7 @@ def test_forms_are_the_squares_along_all_columns(build) -> None:  # type: ignore
     columns = root.exact(0, root.count)
     change = torch.randn(outputs.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
     squares = (columns.values * change).flatten(2).sum(2).square()  # (k, n)
-    expected = (squares if columns.signs is None else squares * columns.signs).sum(0)
+    expected = (squares if columns.column_signs is None else squares * columns.column_signs).sum(0)
     torch.testing.assert_close(root.forms(change), expected, rtol=1e-9, atol=1e-12)
 
 
@@ -369,8 +369,8 @@ def test_columns_of_a_loss_of_many_outputs_multiply_to_its_hessian(many: int) ->
     root = output_hessian.output_root(loss, outputs, targets)
     parts = [root.exact(start, start + 7) for start in range(0, root.count, 7)]
     values = torch.cat([part.values for part in parts])
-    assert all(part.signs is not None for part in parts)
-    signs = torch.cat([part.signs for part in parts if part.signs is not None])
+    assert all(part.column_signs is not None for part in parts)
+    signs = torch.cat([part.column_signs for part in parts if part.column_signs is not None])
     found = torch.einsum("kni,kn,knj->nij", values, signs, values)
     for i in range(4):
         expected = torch.autograd.functional.hessian(lambda z, i=i: loss(z[None], targets[i : i + 1])[0], outputs[i])

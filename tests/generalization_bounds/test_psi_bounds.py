@@ -24,7 +24,7 @@ from flatscope.generalization_bounds.psi import (
     corrected_theorem_5_1_bound,
     pac_bayes_gap,
     pac_bayes_psi,
-    psi_of,
+    psi_of_path_values,
     theorem_5_1_bound,
 )
 from flatscope_papers.theory.path_matrix import all_paths, non_basis_change, path_values
@@ -57,12 +57,12 @@ def row(tiny: Tiny, name: str, **options: object) -> tuple[float, str]:
 
 def test_psi_by_hand() -> None:
     values = spread_of(0.5, -2.0, 1.0)
-    assert psi_of(values, 0.1, 2) == pytest.approx(max(2.0**4, 0.1 * 2.0**3) / 0.5**4, rel=1e-12)
-    assert psi_of(values, 0.1, 1) == pytest.approx(2.0**2 / 0.5**2, rel=1e-12)
-    assert psi_of(values, 50.0, 2) == pytest.approx(50 * 2.0**3 / 0.5**4, rel=1e-12)
-    ratios = [psi_of(spread_of(1.0, 1.0 / ratio), 0.01, 3) for ratio in (1, 2, 5, 20)]
+    assert psi_of_path_values(values, 0.1, 2) == pytest.approx(max(2.0**4, 0.1 * 2.0**3) / 0.5**4, rel=1e-12)
+    assert psi_of_path_values(values, 0.1, 1) == pytest.approx(2.0**2 / 0.5**2, rel=1e-12)
+    assert psi_of_path_values(values, 50.0, 2) == pytest.approx(50 * 2.0**3 / 0.5**4, rel=1e-12)
+    ratios = [psi_of_path_values(spread_of(1.0, 1.0 / ratio), 0.01, 3) for ratio in (1, 2, 5, 20)]
     assert ratios == sorted(ratios)
-    assert psi_of(spread_of(1.0, 0.0), 0.1, 2) == math.inf
+    assert psi_of_path_values(spread_of(1.0, 0.0), 0.1, 2) == math.inf
 
 
 def test_theorem_as_printed_by_hand() -> None:

@@ -15,8 +15,8 @@ from flatscope.generalization_bounds.pac_bayes import (
     TheoremConstants,
     flip_constant,
     flip_constant_corrected,
-    simplified,
-    theorem_1,
+    simplified_theorem_1_bound,
+    theorem_1_bound,
 )
 from flatscope.measures.interactions import interaction_ratios, relu_chain
 from flatscope_papers.theory.sharpness_lemmas import (
@@ -118,14 +118,14 @@ def test_theorem_by_hand() -> None:
     """γ_1 = 0.1·6/(0.25·3) = 0.8 and γ_2 = 0.2·6/(0.25·2) = 2.4; C_δ = 1 and 2."""
     rise = 1.8 * 3.4 - 1 + (1 + 2.4) * (1 + 7.2) * ((1 + 1.6) * (1 + 9.6) - 1)
     expected = rise * 0.15 + math.sqrt((900 + 100 + math.log(20)) / 50)
-    assert theorem_1(TWO, [0.1, 0.2], [1.0, 2.0], 50, 0.05) == pytest.approx(expected)
+    assert theorem_1_bound(TWO, [0.1, 0.2], [1.0, 2.0], 50, 0.05) == pytest.approx(expected)
 
 
 def test_simplified_bound_by_hand_with_and_without_the_dropped_factor() -> None:
     rise = 0.5 * (1 + (1 + 0.5 * 3) * 2) * 0.15
     kl = 4 / 0.5**4 * (36 + 36) / 0.25
-    assert simplified(TWO, 0.5, 50, 0.05) == pytest.approx(rise + math.sqrt((kl + math.log(20)) / 50))
-    with_factor = simplified(TWO, 0.5, 50, 0.05, flips=[3.0, 3.0])
+    assert simplified_theorem_1_bound(TWO, 0.5, 50, 0.05) == pytest.approx(rise + math.sqrt((kl + math.log(20)) / 50))
+    with_factor = simplified_theorem_1_bound(TWO, 0.5, 50, 0.05, flips=[3.0, 3.0])
     assert with_factor == pytest.approx(rise + math.sqrt((9 * kl + math.log(20)) / 50))
     assert flip_constant(1000, 0.01) ** 2 == pytest.approx(14.1, abs=0.05)
 

@@ -164,7 +164,7 @@ def test_a_measure_that_costs_more_than_it_declares() -> None:
         for _ in range(2):
             for x, y in ctx.batches():
                 ctx.forward(x)
-                ctx.count("forward", len(y))
+                ctx.charge_passes("forward", len(y))
         return 1.0
 
     with declared(expensive, passes={"forward": 1}) as entry:

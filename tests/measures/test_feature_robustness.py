@@ -71,7 +71,7 @@ def test_changed_features_are_changed_weights(name: str) -> None:
     tiny = every_kind()
     ctx = Context(tiny.problem())
     layer = layers_of(ctx)[name]
-    d = family.by_feature(ctx.params[layer.weight][None], layer).shape[-1]
+    d = family.weights_by_input_feature(ctx.params[layer.weight][None], layer).shape[-1]
     blocks = normal(layer.groups, d, d, seed=3)
     expected = loss_with_changed_features(tiny, name, partial(on_channels, blocks, 0.3)) - ctx.scores().loss
     assert input_changes.robustness_to(ctx, layer, blocks, 0.3) == pytest.approx(expected, rel=1e-12, abs=1e-14)
@@ -81,8 +81,8 @@ def test_rows_and_weights_are_the_same_numbers_in_another_order() -> None:
     ctx = Context(every_kind().problem())
     for layer in ctx.network:
         weight = ctx.params[layer.weight]
-        rows = family.by_feature(weight[None], layer)
-        assert torch.equal(family.from_feature(rows, weight, layer)[0], weight)
+        rows = family.weights_by_input_feature(weight[None], layer)
+        assert torch.equal(family.weights_from_feature_rows(rows, weight, layer)[0], weight)
         assert rows.shape[1] == layer.groups
         assert rows.shape[1] * rows.shape[3] == layer.input_shape[0]
 

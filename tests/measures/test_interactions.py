@@ -14,9 +14,9 @@ import flatscope as fs
 from flatscope.measures.interactions import (
     all_triples,
     interaction_ratios,
+    largest_slope_of_distribution,
     product_norms,
     relu_chain,
-    steepest,
 )
 from flatscope_papers.theory.sharpness_lemmas import switching_curve
 
@@ -102,7 +102,7 @@ def test_inner_and_edge_triples_make_up_all() -> None:
 def test_steepest_slope_is_at_a_jump_and_above_any_grid() -> None:
     sizes = torch.randn(4, 50, generator=torch.Generator().manual_seed(0), dtype=torch.float64).abs()
     for floor in (0.0, 0.1):
-        found = steepest(sizes, floor)
+        found = largest_slope_of_distribution(sizes, floor)
         for row, top in zip(sizes, found.tolist(), strict=True):
             jumps = [float(s) for s in row if s >= floor] + ([floor] if floor else [])
             assert top == pytest.approx(max(float((row <= d).double().mean()) / d for d in jumps), rel=1e-12)

@@ -258,5 +258,5 @@ def test_wrong_options_and_too_few_samples(monkeypatch: pytest.MonkeyPatch) -> N
     tiny = mlp()
     two = fs.measure(tiny.problem(train=(tiny.x[:2], tiny.y[:2])), "wbic").to_frame()
     assert "at least 3 samples" in two["reason"].iloc[0]
-    monkeypatch.setattr(posterior_chains, "out_of_time", lambda ctx: True)
+    monkeypatch.setattr(posterior_chains, "time_is_over", lambda ctx: True)
     assert "time was up" in rows(mlp().problem()).loc["wbic", "reason"]

@@ -43,7 +43,7 @@ def test_trace_from_overlaps_of_positions_or_from_gradients(tiny: Tiny, monkeypa
     model = fs.rescale(tiny.model, tiny.x, by="unit", low=1e-9, high=1e9, seed=3)
     for network in (tiny, tiny.with_model(model)):
         for overlaps in (True, False):
-            monkeypatch.setattr(path_curvature, "by_positions", lambda *given, chosen=overlaps: chosen)
+            monkeypatch.setattr(path_curvature, "overlaps_are_cheaper", lambda *given, chosen=overlaps: chosen)
             assert value(network, "psi_trace") == pytest.approx(psi_trace(Dense(tiny), "max_product"), rel=1e-8)
 
 

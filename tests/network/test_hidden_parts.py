@@ -14,7 +14,7 @@ from torch.nn import functional
 import flatscope as fs
 from flatscope.context import Context, Effort, Scores
 from flatscope.curvature import coverage
-from flatscope.curvature.coverage import read
+from flatscope.curvature.coverage import coverage_by_layer_uses
 from flatscope.errors import InputError
 from flatscope.network.structure import Structure
 from flatscope.reading import recorded_structure
@@ -164,7 +164,7 @@ def test_what_a_scripted_function_hides_is_not_taken_for_linear() -> None:
     tiny = _built("scripted", Scripted(), (4,), 3, ("first", "last"))
     tiny.x[-1] *= 30
     ctx = fs.Context(tiny.problem())
-    assert "first.weight" in ctx.cached(read).curved
+    assert "first.weight" in ctx.cached(coverage_by_layer_uses).curved
     found = fs.measure(tiny.problem(), "hessian_trace", precision=0)["hessian_trace"]
     assert found == pytest.approx(TWINS["hessian_trace"](Dense(tiny)), rel=1e-9)
 
@@ -192,7 +192,7 @@ def test_all_samples_are_read_only_where_they_decide_what_is_computed() -> None:
         assert problem.samples_decide == decide
         forward = 2 if decide else 0
         context = Context(problem)
-        context.cached(read)
+        context.cached(coverage_by_layer_uses)
         assert context.passes["forward"] == forward
 
 
@@ -205,13 +205,13 @@ def test_samples_are_read_within_the_memory_that_is_asked_for(monkeypatch: pytes
 
     monkeypatch.setattr(coverage, "recorded_structure", noted)
     problem = fs.Problem(Branching().eval(), train=(torch.randn(400, 4), torch.arange(400) % 3), batch_size=128)
-    found = Context(problem).cached(read)
+    found = Context(problem).cached(coverage_by_layer_uses)
     assert max(sizes) == 128
     sizes.clear()
     program = Context(problem).structure.program
     held = 2 * program.held_bytes() / program.n_samples
     assert held == pytest.approx(2 * 4 * (2 * 5 + 3), rel=0.5)  # two hidden layers of five numbers, three outputs
-    less = Context(problem, effort=Effort(memory=int(10 * held))).cached(read)
+    less = Context(problem, effort=Effort(memory=int(10 * held))).cached(coverage_by_layer_uses)
     assert max(sizes) == 10
     assert (less.curved, less.rows) == (found.curved, found.rows)
 

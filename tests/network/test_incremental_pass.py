@@ -17,7 +17,7 @@ from torch.func import functional_call
 import flatscope as fs
 from flatscope.network import incremental_pass
 from flatscope.network.incremental_pass import IncrementalPass
-from flatscope.samples import parts_of
+from flatscope.samples import tensors_of_inputs
 
 
 class Forward(nn.Module):
@@ -189,7 +189,7 @@ def test_networks_of_all_kinds(name: str) -> None:
     problem = fs.Problem(model, train=(inputs, targets), loss=loss)
     inputs, _ = next(iter(problem.batches(size=4)))
     run = partial(problem.forward, inputs)
-    found = IncrementalPass(run, problem.params, [*problem.buffers.values(), *parts_of(inputs)])
+    found = IncrementalPass(run, problem.params, [*problem.buffers.values(), *tensors_of_inputs(inputs)])
     for weight, value in list(problem.params.items())[:6]:
         moved = {**problem.params, weight: value + 0.1 * torch.randn_like(value)}
         with torch.no_grad():

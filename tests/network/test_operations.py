@@ -314,7 +314,7 @@ def kinds_of_ties(name: str) -> set[str]:
     rule, found = TABLE[name].scale, set[str]()
     assert rule is not None
 
-    def watching(step: scales.Step) -> Any:
+    def watching(step: scales.ScaleStep) -> Any:
         book = Forgetful(step.book)
         labels = rule(replace(step, book=book))
         found.update(book.missing)
@@ -327,7 +327,7 @@ def kinds_of_ties(name: str) -> set[str]:
     return found
 
 
-def forgetting(rule: scales.Rule, kind: str) -> scales.Rule:
+def forgetting(rule: scales.ScaleRule, kind: str) -> scales.ScaleRule:
     """The rule without its ties, walls or pins."""
     return lambda step: rule(replace(step, book=Forgetful(step.book, kind)))
 
@@ -345,22 +345,22 @@ class Changed:
         return result
 
 
-def unscaled(rule: scales.Rule) -> Changed:
+def unscaled(rule: scales.ScaleRule) -> Changed:
     """The rule with its result taken for a constant."""
 
-    def run(step: scales.Step) -> tuple[Any, bool]:
+    def run(step: scales.ScaleStep) -> tuple[Any, bool]:
         labels = list(tensors_in(rule(step)))
         return [torch.full_like(found, CONSTANT) for found in labels], any((found > CONSTANT).any() for found in labels)
 
     return Changed(run)
 
 
-def longer(rule: stretch_rules.Rule, factor: float) -> Changed:
+def longer(rule: stretch_rules.StretchRule, factor: float) -> Changed:
     """The rule with its constant times a factor."""
     return Changed(lambda *given: (rule(*given) + math.log(factor), True))
 
 
-def heavier(rule: path_rules.Rule, factor: float) -> Changed:
+def heavier(rule: path_rules.PathRule, factor: float) -> Changed:
     """The rule with its sums over paths times a factor."""
 
     def run(paths: path_rules.Paths, op: Operation) -> tuple[Any, bool]:

@@ -45,7 +45,7 @@ from flatscope.cli.sources import (
 from flatscope.context import Context, make_effort
 from flatscope.doubts import MOST, TRAINING_ERROR, training_error_doubt
 from flatscope.errors import InputError, Interrupted
-from flatscope.formatting import number, numbered
+from flatscope.formatting import numbered, readable_number
 from flatscope.inputs.loading import Data, DataSource
 from flatscope.inputs.weight_files import read_weights
 from flatscope.measures.layer_values import ASKED
@@ -298,7 +298,12 @@ class _Row:
 
 def _show_fit(fit: Fit) -> None:
     summary = fit.summary
-    rows = [["loss", *(number(value) for value in (summary.loss, summary.test_loss, summary.test_loss - summary.loss))]]
+    rows = [
+        [
+            "loss",
+            *(readable_number(value) for value in (summary.loss, summary.test_loss, summary.test_loss - summary.loss)),
+        ]
+    ]
     if not math.isnan(summary.error):
         shares = (summary.error, summary.test_error, summary.test_error - summary.error)
         rows.append(["error", *(f"{100 * share:.2f} %" for share in shares)])

@@ -31,7 +31,7 @@ from flatscope.cli.sources import (
 )
 from flatscope.errors import InputError, refuse_unknown
 from flatscope.explaining import Explanation, explain
-from flatscope.formatting import number, numbered, some_of
+from flatscope.formatting import first_of_names, numbered, readable_number
 from flatscope.inputs.weight_files import read_weights
 from flatscope.landscapes.landscape_function import landscape
 from flatscope.landscapes.surface import Surface
@@ -78,7 +78,7 @@ def show_audit(found: Audit) -> None:
     header = ["measure", *(name.replace("_", " ") for name in found.symmetries)]
     show_grid(header, rows, title="relative change of each measure, same function")
     for reason, names in found.notes().items():
-        listed = "all measures" if len(names) == len(found.measures) else some_of(names, SHOWN)
+        listed = "all measures" if len(names) == len(found.measures) else first_of_names(names, SHOWN)
         show_note(f"{reason.rstrip('.')} ({listed})")
     wrong = found.disagrees
     for name, symmetry, declared in zip(wrong["measure"], wrong["symmetry"], wrong["declared"], strict=True):
@@ -132,16 +132,24 @@ def show_surface(surface: Surface) -> None:
     size, poles = "×".join(str(len(axis)) for axis in surface.axes), int(surface.poles.sum())
     rows = [
         ["space", surface.space + (f", rule {surface.meta['rule']}" if surface.space == "psi" else "")],
-        ["directions", f"{surface.directions}, length " + ", ".join(number(x) for x in surface.meta["lengths"])],
+        [
+            "directions",
+            f"{surface.directions}, length " + ", ".join(readable_number(x) for x in surface.meta["lengths"]),
+        ],
         ["grid", size + (f", {numbered(poles, 'point')} beyond a pole of path space" if poles else "")],
-        [f"{surface.meta['part']} loss at the network", number(surface.centre)],
-        ["lowest and highest", f"{number(low)} … {number(high)}"],
+        [f"{surface.meta['part']} loss at the network", readable_number(surface.centre)],
+        ["lowest and highest", f"{readable_number(low)} … {readable_number(high)}"],
     ]
     if surface.error is not None and surface.meta["centre_error"] is not None:
         finite = surface.error[surface.error.isfinite()]
-        rows.append([f"{surface.meta['part']} error at the network", number(surface.meta["centre_error"])])
+        rows.append([f"{surface.meta['part']} error at the network", readable_number(surface.meta["centre_error"])])
         if len(finite):
-            rows.append(["lowest and highest", f"{number(float(finite.min()))} … {number(float(finite.max()))}"])
+            rows.append(
+                [
+                    "lowest and highest",
+                    f"{readable_number(float(finite.min()))} … {readable_number(float(finite.max()))}",
+                ]
+            )
     show_grid(["landscape", ""], rows)
 
 

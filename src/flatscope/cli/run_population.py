@@ -22,7 +22,7 @@ from flatscope.cli.population_options import AtlasCommand, BenchmarkCommand
 from flatscope.disk import read_with_sum
 from flatscope.errors import InputError, refuse_unknown
 from flatscope.files import foreign_parquet
-from flatscope.formatting import some_of
+from flatscope.formatting import first_of_names
 from flatscope.reports.leaderboard_page import leaderboard_sentences
 from flatscope.result import reading
 from flatscope.training.benchmarking.leaderboard import benchmark
@@ -96,7 +96,7 @@ def rows_meeting_conditions(looks: pd.DataFrame, conditions: Sequence[str]) -> p
         fits = (known if numbers else known.astype(str)) == wanted
         kept = looks[~fits if name.endswith("!") else fits]
         if not len(kept):
-            got = f"none; {column} has {some_of([str(value) for value in known.dropna().unique()], 6)}"
+            got = f"none; {column} has {first_of_names([str(value) for value in known.dropna().unique()], 6)}"
             raise InputError(f"rows with {condition}", got, where="--where")
         looks = kept
     return looks

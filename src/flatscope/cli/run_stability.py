@@ -17,7 +17,7 @@ from flatscope.input_checks import usable_device
 from flatscope.inputs.factories import find_factory
 from flatscope.inputs.loading import Data
 from flatscope.inputs.weight_files import STATE_FILE
-from flatscope.progress import progress
+from flatscope.progress import progress_bar
 from flatscope.result import reading
 from flatscope.symmetries.folding import has_batchnorm
 from flatscope.training.checkpoint import EARLIER, TrainConfig, data_fingerprint, learning_rate
@@ -68,7 +68,7 @@ def run_stability(given: StabilityCommand) -> None:
     )
     remarks, stopped = list(run.remarks), None
     try:
-        with progress("Measuring", total=len(run.checkpoints)) as advance:
+        with progress_bar("Measuring", total=len(run.checkpoints)) as advance:
             for checkpoint in run.checkpoints:
                 network = load_model(given.model, checkpoint.path, loaded, given.seed, options).to(device)
                 recorder.record(

@@ -10,7 +10,7 @@ import typer
 from flatscope.cli.options import EngineOptions
 from flatscope.cli.output import check_output_file, show_grid, show_note
 from flatscope.errors import InputError, refuse_unknown
-from flatscope.formatting import numbered, some_of
+from flatscope.formatting import first_of_names, numbered
 from flatscope.training.sweeps.configuration import TRAIN_AND_MEASURE, Sweep
 from flatscope.training.sweeps.engines import run_units
 from flatscope.training.sweeps.store import Store
@@ -44,7 +44,7 @@ def show_sweep_status(store: str) -> None:
     damaged, plans = kept.damaged(), kept.damaged_plans()
     if damaged:
         count = numbered(len(damaged), "trial")
-        show_note(f"{count} damaged ({some_of([key[:8] for key in damaged], 3)}): run the sweep again")
+        show_note(f"{count} damaged ({first_of_names([key[:8] for key in damaged], 3)}): run the sweep again")
     for problem in plans.values():
         show_note(str(problem))
     if failures or damaged or plans:

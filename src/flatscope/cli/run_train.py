@@ -24,7 +24,7 @@ from flatscope.cli.sources import load_data, load_model, parse_model_options
 from flatscope.disk import write_whole
 from flatscope.errors import InputError, UnknownNameError, refuse_unknown, refuse_unless_whole
 from flatscope.files import csv_bytes, frame_bytes
-from flatscope.formatting import number, numbered
+from flatscope.formatting import numbered, readable_number
 from flatscope.input_checks import usable_device
 from flatscope.inputs import loading
 from flatscope.inputs.weight_files import WEIGHTS_FILE, save_weights
@@ -75,7 +75,7 @@ def run_train(given: TrainCommand, typed: list[str]) -> None:
     write_whole(given.out / "history.csv", csv_bytes(result.history), with_sum=True)
     last = result.history.iloc[-1]
     shown = ["epoch", "train_loss", "train_error", "test_loss", "test_error"]
-    show_grid(shown, [[number(float(last[name])) for name in shown]], title=f"stopped by {result.stopped_by}")
+    show_grid(shown, [[readable_number(float(last[name])) for name in shown]], title=f"stopped by {result.stopped_by}")
     show_note(f"weights in {given.out / 'weights.safetensors'}, before training in {given.out / INITIAL_FILE}")
     if result.diverged:
         raise typer.Exit(code=1)

@@ -16,7 +16,7 @@ from flatscope.cli.run_sweep import sweep_status_rows
 from flatscope.disk import MOST_TEXT, read_file, read_with_sum
 from flatscope.errors import InputError
 from flatscope.files import from_json_bytes
-from flatscope.formatting import number
+from flatscope.formatting import readable_number
 from flatscope.inputs.weight_files import STATE_FILE
 from flatscope.reports.items import HISTORY_FILE
 from flatscope.reports.page import report
@@ -106,5 +106,5 @@ def _population_histories(checkpoint: Path) -> dict[str, pd.DataFrame]:
 def _moment_of_histories(histories: Mapping[str, pd.DataFrame], over: bool) -> Moment:
     begun = {name: history for name, history in histories.items() if len(history)}
     columns = [column for column in SHOWN if any(column in history for history in begun.values())]
-    rows = [[name, *(number(float(h[c].iloc[-1])) for c in columns)] for name, h in begun.items()]
+    rows = [[name, *(readable_number(float(h[c].iloc[-1])) for c in columns)] for name, h in begun.items()]
     return Moment(["network", *columns], rows, list(begun.items())[:DRAWN], over)

@@ -24,7 +24,7 @@ from flatscope.loss import PerSample
 from flatscope.measuring import INTERRUPTED, Options, measure, rows_not_done
 from flatscope.network_summary import NetworkSummary
 from flatscope.problem import Problem
-from flatscope.progress import progress
+from flatscope.progress import progress_bar
 from flatscope.registry import select
 from flatscope.sample_digests import order_digest
 from flatscope.summarising import summary_of
@@ -102,7 +102,7 @@ def compare(
     stopped = ""
     distinct = [name for name in problems if name not in {pair.second for pair in copies}]
     tests = paired_test_errors(contexts, summaries, distinct)
-    with progress("Comparing", total=len(problems), lines=True) as advance:
+    with progress_bar("Comparing", total=len(problems), lines=True) as advance:
         for number, (name, problem) in enumerate(problems.items(), 1):
             advance(0, note=f"{name} ({number} of {len(problems)})", coming=1)
             effort = _share_of_effort(whole, len(contexts))

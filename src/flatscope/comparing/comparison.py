@@ -36,7 +36,7 @@ from flatscope.comparing.verdicts import (
     verdict_on_ranking,
 )
 from flatscope.errors import InputError, NotApplicable, UnknownNameError
-from flatscope.formatting import number
+from flatscope.formatting import readable_number
 from flatscope.leaks import Overlap
 from flatscope.network_summary import NetworkSummary
 from flatscope.result import DRAWN, MOST_LINES, Result, plain, reading
@@ -336,11 +336,11 @@ class Comparison(Result):
 
     def lines(self) -> list[list[str]]:
         """The rows for people: loss and error first, then measures: values, order, verdict."""
-        rows = [["training loss", *[number(network.loss) for network in self.networks.values()], "", ""]]
+        rows = [["training loss", *[readable_number(network.loss) for network in self.networks.values()], "", ""]]
         for title, name in (("training error", "error"), ("test loss", "test_loss"), ("test error", "test_error")):
             values = [getattr(network, name) for network in self.networks.values()]
             if any(value == value for value in values):  # NaN without classes or a test set
-                rows.append([title, *map(number, values), "", ""])
+                rows.append([title, *map(readable_number, values), "", ""])
         orders = self.table["order"]
         for label, quantity in self._quantities.items():
             cells = [quantity.text(name) for name in self.names]

@@ -14,7 +14,7 @@ from flatscope.comparing.verdicts import SameFunction
 from flatscope.errors import FlatscopeError
 from flatscope.isolation import own_settings
 from flatscope.problem import Problem
-from flatscope.samples import Inputs, each_part, parts_of, rows_of_inputs
+from flatscope.samples import Inputs, map_inputs, rows_of_inputs, tensors_of_inputs
 from flatscope.symmetries.basis_paths import BasisPaths
 
 # Weights stored in float32 and multiplied by random factors change the outputs by some 1e-6 of the largest one; moving
@@ -52,11 +52,11 @@ def find_copies(
             at.add(inputs)
             for first, (size, gaps) in enumerate(around.items()):
                 some = rows_of_inputs(inputs, torch.arange(len(targets))[(first - samples) % len(NOISE) :: len(NOISE)])
-                if any(part.is_floating_point() for part in parts_of(some)):
+                if any(part.is_floating_point() for part in tensors_of_inputs(some)):
                     if check is not None:
                         check()
                     noisy = partial(_noisy_samples, size=size, generator=generator)
-                    gaps.add(each_part(some, noisy), skip=True)
+                    gaps.add(map_inputs(some, noisy), skip=True)
             samples += len(targets)
             if samples >= MOST_SAMPLES:
                 break

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from flatscope.comparing.remarks import Remark
-from flatscope.formatting import number
+from flatscope.formatting import readable_number
 from flatscope.network_summary import NetworkSummary
 
 
@@ -66,8 +66,8 @@ def loss_remark(networks: Mapping[str, NetworkSummary], loss: str) -> list[Remar
     rule = loss_rule(networks, loss)
     if not rule.says:
         return []
-    losses = ", ".join(f"{name} {number(network.loss)}" for name, network in networks.items())
-    text = f"The training losses are a factor of {number(loss_factor(networks), 3)} apart ({losses})"
+    losses = ", ".join(f"{name} {readable_number(network.loss)}" for name, network in networks.items())
+    text = f"The training losses are a factor of {readable_number(loss_factor(networks), 3)} apart ({losses})"
     if rule.ranks:
         text += f": {LOSS_DECIDES}, so part of a difference in curvature is theirs."
     else:

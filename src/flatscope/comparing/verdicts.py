@@ -10,7 +10,7 @@ from typing import Any
 
 from flatscope.comparing.losses import LOSS_DECIDES, loss_factor, loss_rule
 from flatscope.comparing.remarks import Remark
-from flatscope.formatting import measure_label, number, within
+from flatscope.formatting import measure_label, number_within_interval, readable_number
 from flatscope.network_summary import NetworkSummary
 from flatscope.registry import Declaration, declarations
 from flatscope.rows import rows_of
@@ -68,9 +68,9 @@ class Quantity:
         """The value of one network for people, with its error."""
         value, below, above = self.value[name], self.below[name], self.above[name]
         if below + above > 0:
-            return within(value, value - below, value + above)
+            return number_within_interval(value, value - below, value + above)
         error = self.sampling_error(name)
-        return number(value) + (f" ± {number(error, 2)}" if error > 0 else "")
+        return readable_number(value) + (f" ± {readable_number(error, 2)}" if error > 0 else "")
 
 
 def network_wide_quantities(tables: Mapping[str, Table]) -> Iterator[Quantity]:
@@ -177,14 +177,14 @@ def verdict_on_ranking(
     if moved:
         pair = max(moved, key=lambda pair: relative_difference(quantity, pair.first, pair.second))
         percent = 100 * relative_difference(quantity, pair.first, pair.second)
-        reason = f"differs by {number(percent, 2)} % between {pair.first} and its copy {pair.second}"
+        reason = f"differs by {readable_number(percent, 2)} % between {pair.first} and its copy {pair.second}"
         return Verdict("not comparable", reason, "copy")
     if len(networks) - len({pair.second for pair in copies}) == 1:
         return Verdict("equal", "the same for all of them, which are one function", "function")
     if len({network.architecture for network in networks.values()}) > 1 and not entry.function_only:
         return Verdict("not comparable", OTHER_ARCHITECTURE, "architecture")
     if entry.falls_with_loss and not loss_rule(networks, loss).ranks:
-        apart = f"the training losses are a factor of {number(loss_factor(networks), 2)} apart"
+        apart = f"the training losses are a factor of {readable_number(loss_factor(networks), 2)} apart"
         return Verdict("not comparable", f"{apart}, and {LOSS_DECIDES}", "loss")
     if any(network.rescalable for network in networks.values()) and "unit_scaling" not in entry.invariant_under:
         kept = " (rescaling whole layers does not)" if "layer_scaling" in entry.invariant_under else ""

@@ -19,11 +19,11 @@ from flatscope.context import Context
 from flatscope.curvature.convolutions import FastConvolutions
 from flatscope.curvature.curved_operations import NO_PLACES, CurvedCall, CurvedRecorder, Places
 from flatscope.curvature.output_hessian import output_root
-from flatscope.network.interception import Rule, watched
+from flatscope.network.interception import OperationRule, watched
 from flatscope.network.layer_uses import LayerRecorder, LayerUse
 from flatscope.network.pass_recording import in_parts
 from flatscope.params import Params
-from flatscope.samples import Batch, Inputs, joined_inputs, moved, parts_of, rows_of_inputs
+from flatscope.samples import Batch, Inputs, inputs_on_device, joined_inputs, rows_of_inputs, tensors_of_inputs
 
 PROBED_SAMPLES = 4
 CANDIDATES = 64
@@ -55,7 +55,9 @@ class SharedPass:
         self.ctx = ctx
         self._passes: dict[frozenset[tuple[str, int]], CheckedPass] = {}
 
-    def of(self, places: Places = NO_PLACES, rules: Sequence[Rule] = (), in_loss: Rule | None = None) -> CheckedPass:
+    def of(
+        self, places: Places = NO_PLACES, rules: Sequence[OperationRule] = (), in_loss: OperationRule | None = None
+    ) -> CheckedPass:
         """The pass of telling samples, at which curved operations have views of their own of what enters them.
 
         Args:
@@ -82,8 +84,8 @@ def checked_pass(
     batch: Batch,
     dtype: torch.dtype,
     places: Places | None,
-    rules: Sequence[Rule] = (),
-    in_loss: Rule | None = None,
+    rules: Sequence[OperationRule] = (),
+    in_loss: OperationRule | None = None,
 ) -> CheckedPass:
     """Run a network on some samples and differentiate their loss, so that the gradient can be differentiated once more.
 
@@ -101,10 +103,10 @@ def checked_pass(
     leaves = {name: params[name].detach().requires_grad_() for name in ctx.problem.trainable}
     params |= leaves
     recorder, curved = LayerRecorder(params, isolate=True, axes=ctx.network.axes), CurvedRecorder(places or NO_PLACES)
-    own_views = [in_parts(curved.follow)] if places else []
-    own_views += [recorder.follow] if places is not None else []
+    recorder_rules = [in_parts(curved.follow)] if places else []
+    recorder_rules += [recorder.follow] if places is not None else []
     with torch.enable_grad(), FastConvolutions():
-        outputs = ctx.problem.forward(inputs, params, buffers, [*rules, *own_views])
+        outputs = ctx.problem.forward(inputs, params, buffers, [*rules, *recorder_rules])
         loss = loss_of(ctx, outputs, targets, in_loss)
         gradients = {name: torch.zeros_like(leaf) for name, leaf in leaves.items()}
         if loss.requires_grad:
@@ -113,7 +115,7 @@ def checked_pass(
     return CheckedPass(leaves, recorder.uses, curved.calls, outputs, targets, loss, gradients)
 
 
-def loss_of(ctx: Context, outputs: Tensor, targets: Tensor, rule: Rule | None) -> Tensor:
+def loss_of(ctx: Context, outputs: Tensor, targets: Tensor, rule: OperationRule | None) -> Tensor:
     """The sum of the samples' losses, each of whose operations is handed to the rule if there is one."""
     with nullcontext() if rule is None else watched(rule):
         return ctx.problem.loss(outputs, targets).sum()
@@ -125,7 +127,7 @@ def in_precision(ctx: Context, inputs: Inputs, dtype: torch.dtype) -> tuple[Inpu
         {name: value.to(dtype) if value.is_floating_point() else value for name, value in values.items()}
         for values in (ctx.params, ctx.problem.buffers)
     )
-    return moved(inputs, ctx.problem.device, dtype), params, buffers
+    return inputs_on_device(inputs, ctx.problem.device, dtype), params, buffers
 
 
 class TellingSamples(NamedTuple):
@@ -172,7 +174,7 @@ def picked(ctx: Context, chosen: Tensor) -> Batch:
         start += len(targets)
         if start > int(chosen[-1]):
             break
-    shapes = [tuple(part.shape[1:] for part in (*parts_of(inputs), targets)) for inputs, targets in parts]
+    shapes = [tuple(part.shape[1:] for part in (*tensors_of_inputs(inputs), targets)) for inputs, targets in parts]
     counts: Counter[object] = Counter()
     for shape, (_, targets) in zip(shapes, parts, strict=True):
         counts[shape] += len(targets)

@@ -15,7 +15,7 @@ from flatscope.curvature.route import Route, noisier_by_columns, route_of
 from flatscope.curvature.sweep import sweep_pass, sweep_shape
 from flatscope.curvature.sweep_result import Curvature
 from flatscope.errors import NotApplicable
-from flatscope.sampling import TIME_IS_UP, Sampler, out_of_time, sample_until
+from flatscope.sampling import TIME_IS_UP, Sampler, sample_until, time_is_over
 
 # Units may have any sign where operations are curved: those near zero would ask for any number of draws.
 WITHOUT_UNITS = ("trace", "kappa_trace", "relative_flatness")
@@ -86,7 +86,7 @@ class ColumnDraws(Sampler[Curvature]):
             return str(late)
         self._found = found if self._found is None else self._found.joined(found)
         self.taken = number
-        return TIME_IS_UP if out_of_time(self._ctx) else ""
+        return TIME_IS_UP if time_is_over(self._ctx) else ""
 
     def relative_errors(self, precision: float) -> list[float]:
         """Relative standard errors of the network's values and the layers'."""

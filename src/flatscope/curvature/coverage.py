@@ -28,11 +28,11 @@ from flatscope.network.pass_recording import in_parts
 from flatscope.network.structure import Structure
 from flatscope.params import Params, add_to
 from flatscope.reading import recorded_structure
-from flatscope.samples import Inputs, parts_of
+from flatscope.samples import Inputs, tensors_of_inputs
 
 
 @dataclass(frozen=True)
-class Reading:
+class LayerUseCoverage:
     """Uses of the parameters in recorded passes."""
 
     curved: dict[str, str]  # those in which the outputs are not piecewise linear, with reasons
@@ -41,30 +41,30 @@ class Reading:
     rows: dict[str, list[float]]  # rows of the input for each sample, in every use of a weight or bias
 
 
-def read(ctx: Context) -> Reading:
+def coverage_by_layer_uses(ctx: Context) -> LayerUseCoverage:
     """Uses in passes of the first samples, or of all where their values or shapes decide what is computed."""
-    found = _reading_of(ctx.structure, ctx.problem.trainable)
+    found = _coverage_of(ctx.structure, ctx.problem.trainable)
     if not ctx.problem.samples_decide:
         return found
-    alike: dict[Any, Reading] = {}  # by the shapes of the samples
+    alike: dict[Any, LayerUseCoverage] = {}  # by the shapes of the samples
     program = ctx.structure.program
     held = 2 * program.held_bytes() / program.n_samples  # the record keeps copies of what layers receive
     size = min(ctx.problem.batch_size, plan_for(ctx, 1, held, 0.0).samples)
     for inputs, _ in ctx.batches(size=size):
-        more = _reading_of(recorded_structure(ctx.problem, inputs), ctx.problem.trainable)
-        like = alike.setdefault(tuple(part.shape[1:] for part in parts_of(inputs)), more)
+        more = _coverage_of(recorded_structure(ctx.problem, inputs), ctx.problem.trainable)
+        like = alike.setdefault(tuple(part.shape[1:] for part in tensors_of_inputs(inputs)), more)
         other = [name for name in like.rows | more.rows if like.rows.get(name) != more.rows.get(name)]
-        found = Reading(
+        found = LayerUseCoverage(
             more.curved | found.curved,
             more.uses | found.uses,  # the larger count of each
             dict.fromkeys(other, "not every sample passes it in the same way") | more.not_covered | found.not_covered,
             more.rows,
         )
-    ctx.count("forward", 2 * ctx.problem.n_train)
+    ctx.charge_passes("forward", 2 * ctx.problem.n_train)
     return found
 
 
-def _reading_of(structure: Structure, names: Iterable[str]) -> Reading:
+def _coverage_of(structure: Structure, names: Iterable[str]) -> LayerUseCoverage:
     program, axes = structure.program, structure.axes
     linearity = Linearity(program, names)
     found: dict[str, str] = {}
@@ -91,12 +91,12 @@ def _reading_of(structure: Structure, names: Iterable[str]) -> Reading:
     for name in linearity.reached - rows.keys():  # what the outputs do not depend on has no curvature
         found.setdefault(name, "not the weight, bias or BatchNorm parameter of a layer")
     uses_of_each = Counter({name: len(uses) for name, uses in rows.items()})
-    return Reading(linearity.curved, uses_of_each, found, rows)
+    return LayerUseCoverage(linearity.curved, uses_of_each, found, rows)
 
 
 def not_covered_by_record(ctx: Context) -> dict[str, str]:
     """{parameter: reason} for trainable parameters whose per-sample gradients the sweep cannot form."""
-    found = ctx.structural(read).not_covered
+    found = ctx.structural(coverage_by_layer_uses).not_covered
     return {name: found[name] for name in ctx.problem.trainable if name in found}
 
 
@@ -111,7 +111,7 @@ def not_covered_by_columns(ctx: Context, at_curved: bool = False) -> dict[str, s
     """
     shared = SharedPass(ctx)
     refuse_wrong_second_derivative(ctx, shared)
-    found = ctx.structural(read)
+    found = ctx.structural(coverage_by_layer_uses)
     curved = {} if at_curved else dict(found.curved)
     for name, times in found.uses.items():
         if times > 1:
@@ -128,9 +128,9 @@ def recorded_forward(
     leaves = ctx.leaves()
     params = {**ctx.params, **leaves}
     recorder = LayerRecorder(params, isolate=True, axes=ctx.network.axes)
-    own_views = [in_parts(curved.follow)] if curved else []
+    curved_rules = [in_parts(curved.follow)] if curved else []
     with torch.enable_grad():
-        outputs = ctx.forward(inputs, params, [*own_views, recorder.follow])
+        outputs = ctx.forward(inputs, params, [*curved_rules, recorder.follow])
     return leaves, outputs, recorder.uses
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from flatscope.network.interception import Operation, Rule, tensors_in, with_tensors
+from flatscope.network.interception import Operation, OperationRule, tensors_in, with_tensors
 from flatscope.network.operations import TO_PYTHON
 
 
@@ -17,12 +17,12 @@ class DetachedValues:
         self._kept: list[Any] = []
         self._at, self._first, self._stopped = 0, True, False
 
-    def recorded(self) -> Rule:
+    def recorded(self) -> OperationRule:
         """The rule for the first pass."""
         self._first, self._stopped = True, False
         return self.follow
 
-    def held(self) -> Rule | None:
+    def held(self) -> OperationRule | None:
         """The rule for another pass; None where the first took nothing for a constant."""
         self._first, self._at, self._stopped = False, 0, False
         return self.follow if self._kept else None

@@ -19,7 +19,7 @@ from flatscope.curvature.random_signs import Signs
 from flatscope.curvature.symmetric_operator import Key, Parts, Readings, SymmetricOperator
 from flatscope.limits import STANDARD, Limits
 from flatscope.progress import tell
-from flatscope.sampling import TIME_IS_UP, Sampler, degrees, relative_error, sample_until, student
+from flatscope.sampling import TIME_IS_UP, Sampler, degrees_of_freedom, relative_error, sample_until, student_stderrs
 
 PRODUCTS = "products with random vectors"
 
@@ -63,19 +63,19 @@ class Spread:
 
     @property
     def stderrs(self) -> Readings:
-        """Standard errors of these sums, groups being independent, widened by `student`; infinite for one column."""
+        """Standard errors of these sums, independent groups, widened by `student_stderrs`; infinite for one column."""
         if self.n < 2:
             return {key: deviations.sum(0) + math.inf for key, deviations in self._deviations.items()}
         pairs = self.n * (self.n - 1)
         return {
-            key: student((deviations.sum(0) / pairs).sqrt(), self.freedom(key))
+            key: student_stderrs((deviations.sum(0) / pairs).sqrt(), self.freedom(key))
             for key, deviations in self._deviations.items()
         }
 
     def freedom(self, key: Key) -> Tensor:
         """Degrees of freedom of a value's error, over the groups by which it varies, (units,)."""
         deviations = self._deviations[key]
-        return degrees(deviations.sum(0), deviations.square().sum(0) / (self.n + 1))
+        return degrees_of_freedom(deviations.sum(0), deviations.square().sum(0) / (self.n + 1))
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from flatscope.context import Context
 from flatscope.curvature.hessian_products import Product
 from flatscope.curvature.operators import BatchLoss, CurvatureOperator
 from flatscope.errors import NotApplicable, NumericalWarning
-from flatscope.formatting import number, some_of
+from flatscope.formatting import first_of_names, readable_number
 from flatscope.network.operations import TABLE
 from flatscope.network.program import Step
 from flatscope.params import Params
@@ -67,8 +67,8 @@ class FiniteDifferences(CurvatureOperator):
         self.kinks = sorted({step.place for step in ctx.structure.program.steps if _has_kinks(step)})
         if self.kinks:
             text = (
-                f"finite differences count the kinks that a step crosses ({some_of(self.kinks, 3)}): they are another "
-                "quantity than exact products, which this network has; see the spread between two steps"
+                f"finite differences count the kinks that a step crosses ({first_of_names(self.kinks, 3)}): they are "
+                "another quantity than exact products, which this network has; see the spread between two steps"
             )
             ctx.remark(text)
             warnings.warn(text, NumericalWarning, stacklevel=4)
@@ -90,7 +90,8 @@ class FiniteDifferences(CurvatureOperator):
             why = "the network has kinks" if self.kinks else "rounding, or a step that is too long"
             raise NotApplicable(
                 f"products whose two steps differ by at most {self.precision:.2g}",
-                f"{number(found, 2)} at steps of {self.step:.2g} and {self.step * RATIO:.2g} of the weights: {why}",
+                f"{readable_number(found, 2)} at steps of {self.step:.2g} and {self.step * RATIO:.2g} of the weights: "
+                f"{why}",
                 "finite differences",
                 "Use exact products, a problem in float64, another step=, or ask for less precision",
             )

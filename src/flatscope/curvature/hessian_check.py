@@ -19,7 +19,7 @@ from flatscope.curvature.patches import input_matrix, normalised, output_matrix,
 from flatscope.curvature.per_sample_gradients import over_positions
 from flatscope.network.layer_uses import LayerUse
 from flatscope.params import Params, add_to
-from flatscope.sampling import end_in_time
+from flatscope.sampling import refuse_out_of_time
 
 TOLERANCE = 1e-5
 TOGETHER = 1e-9  # of all parameters at once: each has a share of about one in their number
@@ -87,7 +87,7 @@ def _quadratic_forms_by_hessian(ctx: Context, run: CheckedPass, directions: Para
     """vᵀ H v per parameter, by double backward."""
     forms = {}
     for name, v in directions.items():
-        end_in_time(ctx)
+        refuse_out_of_time(ctx)
         forms[name], gradient = 0.0, run.gradients[name]
         if gradient.requires_grad:
             leaf = run.leaves[name]
@@ -105,7 +105,7 @@ def _quadratic_forms_by_factors(ctx: Context, swept: _Swept) -> tuple[dict[str, 
     """
     forms, lengths = {}, {}
     for name, total in swept.along.items():
-        end_in_time(ctx)
+        refuse_out_of_time(ctx)
         moves, *others = swept.moves(total)  # Jv, (n, …)
         forms[name] = float(swept.root.forms(moves).sum()) + swept.at_curved(others)
         lengths[name] = 2 * float(moves.square().sum())

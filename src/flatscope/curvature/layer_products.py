@@ -41,14 +41,14 @@ class Piece:
     kind: str
     inputs: Tensor | None
     columns: Tensor
-    signs: Tensor | None
+    column_signs: Tensor | None
 
     def product(self, vectors: Tensor) -> Tensor:
         """With the columns of (p, m), summed over samples: (p, m)."""
         if self.inputs is None:
             rows = self.columns.flatten(0, 1)
             along = rows @ vectors
-            return rows.T @ (along if self.signs is None else along * self.signs.reshape(-1, 1))
+            return rows.T @ (along if self.column_signs is None else along * self.column_signs.reshape(-1, 1))
         return torch.stack([self._single(vector) for vector in vectors.T], dim=1)
 
     def _single(self, vector: Tensor) -> Tensor:
@@ -56,8 +56,8 @@ class Piece:
         assert u is not None
         moved = weighted_inputs(u, vector, self.kind)
         along = s.flatten(2) @ moved.flatten(1)[:, :, None]  # (n, k, 1)
-        if self.signs is not None:
-            along = along * self.signs[:, :, None]
+        if self.column_signs is not None:
+            along = along * self.column_signs[:, :, None]
         joined = (along.mT @ s.flatten(2)).reshape(moved.shape)  # Σ_c a_c s_c
         pairs = "ngrt,ngft->gfr" if self.kind == "transposed" else "ngrt,ngft->grf"
         return torch.einsum(pairs, joined, u).reshape(-1)
@@ -150,8 +150,8 @@ class LayerBlocks:
     def _passed(self, work: Callable[[Batch, Tensor, int], T]) -> Iterator[T]:
         """One pass over the data with all columns."""
         yield from in_batches(self._ctx, sweep_plan(self._ctx, self._columns), work)
-        self._ctx.count("forward", self._ctx.problem.n_train)
-        self._ctx.count("backward", self._ctx.problem.n_train * self._columns)
+        self._ctx.charge_passes("forward", self._ctx.problem.n_train)
+        self._ctx.charge_passes("backward", self._ctx.problem.n_train * self._columns)
 
     def _pieces(self, batch: Batch, numbers: Tensor, names: Collection[str], width: int) -> Iterator[tuple[str, Piece]]:
         """Pieces of some layers' blocks from the samples of a batch."""
@@ -166,8 +166,8 @@ class LayerBlocks:
         u, s = matrices(flow, weight)
         gradients = len(u) * s.shape[1] * weight.numel() <= u.numel() + s.numel()
         if gradients or flow.weight in self._written:
-            return Piece(flow.kind, None, weight_gradients(u, s, flow.kind).flatten(2), flow.signs)
-        return Piece(flow.kind, u, s, flow.signs)
+            return Piece(flow.kind, None, weight_gradients(u, s, flow.kind).flatten(2), flow.column_signs)
+        return Piece(flow.kind, u, s, flow.column_signs)
 
     def _bytes(self, layer: Layer) -> int:
         """Bytes of a layer's pieces from the largest rank's share of the samples: all ranks decide alike."""

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from flatscope.errors import InputError, refuse_unless_whole
-from flatscope.formatting import number
+from flatscope.formatting import readable_number
 from flatscope.limits import STANDARD
 
 if TYPE_CHECKING:
@@ -69,8 +69,10 @@ class Solution:
         state = "converged" if self.converged else "NOT converged"
         met = ""
         if self.negative is not None:
-            met = f"; a direction of curvature {number(self.curvature, 3)} was met: this is no minimum"
-        return f"Solution({state}, relative residual {number(self.residual, 2)}, {self.products} products{met})"
+            met = f"; a direction of curvature {readable_number(self.curvature, 3)} was met: this is no minimum"
+        return (
+            f"Solution({state}, relative residual {readable_number(self.residual, 2)}, {self.products} products{met})"
+        )
 
 
 def solved(

@@ -13,8 +13,8 @@ from torch import Tensor
 from flatscope.context import Context
 from flatscope.errors import lack_of_memory
 from flatscope.limits import MemoryShare
-from flatscope.samples import Batch, cut
-from flatscope.sampling import end_in_time
+from flatscope.samples import Batch, slice_inputs
+from flatscope.sampling import refuse_out_of_time
 
 T = TypeVar("T")
 
@@ -89,10 +89,10 @@ def in_batches(ctx: Context, plan: Plan, work: Callable[[Batch, Tensor, int], T]
     for inputs, targets in ctx.share(size=plan.samples):
         done = 0
         while done < len(targets):
-            end_in_time(ctx)
+            refuse_out_of_time(ctx)
             stop = min(done + plan.samples, len(targets))
             numbers = torch.arange(start + done, start + stop, device=ctx.problem.device)
-            found = fitted(lambda: work((cut(inputs, done, stop), targets[done:stop]), numbers, plan.columns))  # noqa: B023  called at once
+            found = fitted(lambda: work((slice_inputs(inputs, done, stop), targets[done:stop]), numbers, plan.columns))  # noqa: B023  called at once
             if found is None:
                 plan = plan.smaller()
                 continue

@@ -26,10 +26,10 @@ from flatscope.curvature.random_signs import Signs
 from flatscope.curvature.second_derivative import refuse_wrong_jacobian_products, refuse_wrong_second_derivative
 from flatscope.curvature.symmetric_operator import TRACE, Parts, SymmetricOperator, T, Vectors
 from flatscope.errors import InputError, differentiated_twice, refuse_unknown
-from flatscope.formatting import some_of
+from flatscope.formatting import first_of_names
 from flatscope.isolation import own_settings
-from flatscope.params import Params, count, flatten, unflatten
-from flatscope.samples import Batch, cut
+from flatscope.params import Params, count_scalars, flatten, unflatten
+from flatscope.samples import Batch, slice_inputs
 
 BatchLoss = Callable[[Tensor], Tensor]  # outputs of a batch to the sum of its samples' losses
 
@@ -76,12 +76,12 @@ class CurvatureOperator(SymmetricOperator):
         self.names: tuple[str, ...] = tuple(ctx.problem.trainable if names is None else names)
         for name in self.names:
             refuse_unknown(name, ctx.params, "parameter")
-        super().__init__(count(ctx.params[name] for name in self.names), ctx.problem.device, groups)
+        super().__init__(count_scalars(ctx.params[name] for name in self.names), ctx.problem.device, groups)
         self._batch_size = batch_size(ctx)
         self._kept: list[tuple[int, Product]] = []  # of every batch, with the number of its group
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__} of {some_of(self.names, 3)}: {self.size:,} × {self.size:,}"
+        return f"{type(self).__name__} of {first_of_names(self.names, 3)}: {self.size:,} × {self.size:,}"
 
     def summed(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Sums over the ranks."""
@@ -193,7 +193,7 @@ class CurvatureOperator(SymmetricOperator):
                 columns, scales = self._scaled(vectors(number))
                 total = torch.zeros_like(columns, dtype=torch.float64)
                 if group < 0:
-                    self.ctx.count("curvature", n * columns.shape[1])
+                    self.ctx.charge_passes("curvature", n * columns.shape[1])
                 group = number
             for part in self._blocks(columns.shape[1]):
                 total[:, part] += self._stacked(product(self._unstacked(columns[:, part])))
@@ -223,7 +223,7 @@ class CurvatureOperator(SymmetricOperator):
             while done < len(targets):
                 group = ((start + done + 1) * self.groups - 1) // n  # begins with sample ⌊group · n / groups⌋
                 stop = min(len(targets), (group + 1) * n // self.groups - start)
-                product = self._product_of((cut(inputs, done, stop), targets[done:stop]))
+                product = self._product_of((slice_inputs(inputs, done, stop), targets[done:stop]))
                 if kept is not None:
                     kept.append((group, product))
                 yield group, product
@@ -321,7 +321,7 @@ def sample_groups(ctx: Context) -> int:
     limits, work = ctx.effort.limits, max(1.0, multiplications(ctx))
     least = limits.gpu_group_work if ctx.problem.device.type == "cuda" else limits.group_work
     # What is as large as the weights is computed once a group: few samples must not pay for many weights.
-    least = max(least, limits.least_group * count(ctx.trainable.values()))
+    least = max(least, limits.least_group * count_scalars(ctx.trainable.values()))
     samples = min(limits.least_group, math.ceil(least / work))
     return max(1, min(limits.most_groups, ctx.problem.n_train // samples))
 
@@ -352,7 +352,7 @@ def batch_size(ctx: Context) -> int:
     if not each:
         return ctx.problem.batch_size
     # What is as large as the weights is computed once a batch: few samples must not pay for many weights.
-    weights = 16 * (torch.finfo(ctx.problem.dtype).bits // 8) * count(ctx.trainable.values())
+    weights = 16 * (torch.finfo(ctx.problem.dtype).bits // 8) * count_scalars(ctx.trainable.values())
     limits, asked = ctx.effort.limits, ctx.effort.memory
     budget = max(allowed(limits.batch_memory, ctx.problem.device), min(limits.large_batch, weights))
     if asked is not None:

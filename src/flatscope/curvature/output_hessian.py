@@ -25,22 +25,24 @@ class Columns:
     """Columns of a batch, shape (k, n, *output), and their signs (k, n) where some are negative."""
 
     values: Tensor  # at the outputs
-    signs: Tensor | None = None  # of the columns
+    column_signs: Tensor | None = None
     inner: Sequence[Tensor] = ()  # at the inputs of curved operations, where the columns have parts there
 
     def with_inner(self, pairs: Sequence[Tensor]) -> Columns:
         """Columns of draws with those at curved operations, of which every draw has two: a positive and a negative."""
         values = self.values
-        if self.signs is None:  # the outputs have no negative part
+        if self.column_signs is None:  # the outputs have no negative part
             values = torch.stack([values, torch.zeros_like(values)], dim=1).flatten(0, 1)
         paired = values.reshape(-1, 2, *values.shape[1:])
         return Columns(values, _alternating(paired), pairs)
 
     def after(self, column: Tensor) -> Columns:
         """These columns behind one at the outputs alone, (n, *output)."""
-        signs = None if self.signs is None else torch.cat([torch.ones_like(self.signs[:1]), self.signs])
+        column_signs = self.column_signs
+        if column_signs is not None:
+            column_signs = torch.cat([torch.ones_like(column_signs[:1]), column_signs])
         inner = [torch.cat([torch.zeros_like(part[:1]), part]) for part in self.inner]
-        return Columns(torch.cat([column[None].to(self.values), self.values]), signs, inner)
+        return Columns(torch.cat([column[None].to(self.values), self.values]), column_signs, inner)
 
 
 class Root(ABC):
@@ -204,25 +206,31 @@ class EigenRoot(Root):
         # Rounding makes zero eigenvalues slightly negative; only real ones need a sign.
         floor = eigenvalues.abs().amax(1, keepdim=True) * torch.finfo(hessians.dtype).eps * self.width
         negative = bool((eigenvalues < -floor).any())
-        self._signs = torch.where(eigenvalues < 0, -1.0, 1.0).to(hessians.dtype) if negative else None  # (n, C)
+        self._signs_of_eigenvalues = (
+            torch.where(eigenvalues < 0, -1.0, 1.0).to(hessians.dtype) if negative else None
+        )  # (n, C)
         self.per_draw = 2 if negative else 1
 
     def exact(self, start: int, stop: int) -> Columns:
         """Eigenvectors `start` to `stop`, times the roots of their eigenvalues."""
         values = self._columns[:, :, start:stop].permute(2, 0, 1)
-        signs = None if self._signs is None else self._signs[:, start:stop].T
-        return Columns(values.reshape(-1, *self._shape).contiguous(), signs)
+        column_signs = None if self._signs_of_eigenvalues is None else self._signs_of_eigenvalues[:, start:stop].T
+        return Columns(values.reshape(-1, *self._shape).contiguous(), column_signs)
 
     def drawn(self, signs: Tensor) -> Columns:
         """One column of the positive part and, where there is one, another of the negative part."""
-        parts = [signs] if self._signs is None else [signs * (self._signs > 0), signs * (self._signs < 0)]
+        parts = (
+            [signs]
+            if self._signs_of_eigenvalues is None
+            else [signs * (self._signs_of_eigenvalues > 0), signs * (self._signs_of_eigenvalues < 0)]
+        )
         values = torch.stack([torch.einsum("nic,knc->kni", self._columns, part) for part in parts], dim=1)
         return Columns(values.reshape(-1, *self._shape), None if len(parts) == 1 else _alternating(values))
 
     def forms(self, outputs: Tensor) -> Tensor:
         """Squares along the eigenvectors."""
         squares = torch.einsum("nic,ni->nc", self._columns, outputs.reshape(len(outputs), -1)).square()
-        return (squares if self._signs is None else squares * self._signs).sum(1)
+        return (squares if self._signs_of_eigenvalues is None else squares * self._signs_of_eigenvalues).sum(1)
 
 
 class PairRoot(Root):
@@ -242,8 +250,8 @@ class PairRoot(Root):
         first = start // 2
         pairs = self.drawn(self._slope.units(first, -(-min(stop, self.count) // 2)))
         part = slice(start - 2 * first, min(stop, self.count) - 2 * first)
-        assert pairs.signs is not None
-        return Columns(pairs.values[part], pairs.signs[part])
+        assert pairs.column_signs is not None
+        return Columns(pairs.values[part], pairs.column_signs[part])
 
     def drawn(self, signs: Tensor) -> Columns:
         """Two columns."""

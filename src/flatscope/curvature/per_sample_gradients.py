@@ -32,18 +32,18 @@ from flatscope.params import Params
 
 @dataclass(frozen=True)
 class Flow:
-    """Inputs and columns at the uses of one weight, of one batch."""
+    """Inputs and cotangents at the uses of one weight, of one batch."""
 
     uses: Sequence[LayerUse[Tensor]]
-    columns: Sequence[Tensor]  # at the output of each use, (n, k, …)
+    cotangents: Sequence[Tensor]  # columns brought back to the output of each use, (n, k, …)
     back: Tensor | None  # at the input of the only use, (n, k, …), where it was asked for
-    signs: Tensor | None  # of the columns, (n, k)
+    column_signs: Tensor | None  # of the columns, (n, k)
 
     def behind(self, first: int) -> Flow:
         """Without the first columns."""
-        columns, signs = [part[:, first:] for part in self.columns], self.signs
+        cotangents, column_signs = [part[:, first:] for part in self.cotangents], self.column_signs
         back = None if self.back is None else self.back[:, first:]
-        return Flow(self.uses, columns, back, None if signs is None else signs[:, first:])
+        return Flow(self.uses, cotangents, back, None if column_signs is None else column_signs[:, first:])
 
     @property
     def weight(self) -> str:
@@ -62,7 +62,7 @@ class Flow:
 
     def parts(self, samples: int) -> Iterator[Flow]:
         """Flows of so many samples at a time."""
-        n = len(self.columns[0])
+        n = len(self.cotangents[0])
         if samples >= n:
             yield self
             return
@@ -70,9 +70,9 @@ class Flow:
             part = slice(start, start + samples)
             yield Flow(
                 [replace(use, input=use.input[part]) for use in self.uses],
-                [s[part] for s in self.columns],
+                [s[part] for s in self.cotangents],
                 None if self.back is None else self.back[part],
-                None if self.signs is None else self.signs[part],
+                None if self.column_signs is None else self.column_signs[part],
             )
 
 
@@ -88,17 +88,19 @@ class Forms:
 def matrices(flow: Flow, weight: Tensor) -> tuple[Tensor, Tensor]:
     """Inputs (n, g, features, t) and columns (n, k, g, rows, t) of all uses, one behind the other in t."""
     inputs = [input_matrix(use.input.detach(), weight, use.kind, use.settings) for use in flow.uses]
-    outputs = [output_matrix(s, weight, use.kind, use.settings) for use, s in zip(flow.uses, flow.columns, strict=True)]
+    outputs = [
+        output_matrix(s, weight, use.kind, use.settings) for use, s in zip(flow.uses, flow.cotangents, strict=True)
+    ]
     return (inputs[0], outputs[0]) if len(inputs) == 1 else (torch.cat(inputs, dim=-1), torch.cat(outputs, dim=-1))
 
 
 def read_together(flow: Flow, weight: Tensor) -> int:
     """Samples whose patches and gradients the caches of a CPU hold: they are used at once, and their memory again."""
-    n, k = flow.columns[0].shape[:2]
+    n, k = flow.cotangents[0].shape[:2]
     if weight.device.type != "cpu" or flow.kind == "batchnorm":
         return n
     entries = k * weight.numel()
-    for use, s in zip(flow.uses, flow.columns, strict=True):
+    for use, s in zip(flow.uses, flow.cotangents, strict=True):
         each = s[0, 0].numel()
         rows = use.output_shape[-1] if use.kind == "dense" else use.output_shape[1]
         positions = each // rows
@@ -109,8 +111,8 @@ def read_together(flow: Flow, weight: Tensor) -> int:
 
 
 def vector_gradients(flow: Flow) -> Tensor:
-    """Gradients (n, k, channels) of a bias: the columns summed over positions and uses."""
-    first, *more = (over_positions(s, flow.kind) for s in flow.columns)
+    """Gradients (n, k, channels) of a bias: the cotangents summed over positions and uses."""
+    first, *more = (over_positions(s, flow.kind) for s in flow.cotangents)
     return sum(more, start=first)
 
 
@@ -118,7 +120,7 @@ def scale_gradients(flow: Flow) -> Tensor:
     """Gradients (n, k, channels) of a BatchNorm's scale."""
     first, *more = (
         over_positions(normalised(use.input.detach(), use.settings)[:, None] * s, "conv")
-        for use, s in zip(flow.uses, flow.columns, strict=True)
+        for use, s in zip(flow.uses, flow.cotangents, strict=True)
     )
     return sum(more, start=first)
 
@@ -130,7 +132,7 @@ def over_positions(values: Tensor, kind: str) -> Tensor:
     return values.flatten(3).sum(3) if values.ndim > 3 else values
 
 
-def by_positions(uses: Sequence[LayerUse[Any]], weight: Tensor, k: int) -> bool:
+def overlaps_are_cheaper(uses: Sequence[LayerUse[Any]], weight: Tensor, k: int) -> bool:
     """True for so few positions against weights that t × t overlaps cost less than weight gradients."""
     use = uses[0]
     if use.kind not in ("dense", "conv") or int(use.settings.get("groups", 1)) > 1:
@@ -148,7 +150,7 @@ def weight_forms(flow: Flow, u: Tensor, s: Tensor, weight: Tensor) -> Forms:
         back, along = _along_one_position(u[:, 0, :, 0], s[:, :, 0, :, 0], weight)
         return Forms(length * s[:, :, 0, :, 0].square().sum(2), length * back.square().sum(2), along)
     matrix = by_output(weight, flow.kind, s.shape[2])  # W̄
-    if by_positions(flow.uses, weight, s.shape[1]):
+    if overlaps_are_cheaper(flow.uses, weight, s.shape[1]):
         trace, relative = _by_overlaps(u[:, 0], s[:, :, 0], matrix)
         return Forms(trace, relative, along_inputs(flow, u[:, 0], s[:, :, 0], weight))
     return _by_gradients(flow, u, s, weight, matrix)
@@ -159,7 +161,7 @@ def gradient_squares(flow: Flow, weight: Tensor) -> Tensor:
     u, s = matrices(flow, weight)
     if _one_position(flow, s):
         return u[:, 0, :, 0].square().sum(1, keepdim=True) * s[:, :, 0, :, 0].square().sum(2)
-    if by_positions(flow.uses, weight, s.shape[1]):
+    if overlaps_are_cheaper(flow.uses, weight, s.shape[1]):
         u, s = u[:, 0], s[:, :, 0]
         return (over_pairs(s, u.mT @ u) * s).sum((2, 3))
     return torch.cat([gradients.square_().flatten(2).sum(2) for _, gradients in _formed(flow, u, s, weight)])
@@ -234,11 +236,11 @@ def squares_and_along(flow: Flow, u: Tensor, s: Tensor, weight: Tensor) -> tuple
     """G² summed over samples and columns, and ⟨G, w(j)⟩ of each (n, k, in)."""
     if _one_position(flow, s):
         u, s = u[:, 0, :, 0], s[:, :, 0, :, 0]
-        return signed_sum(s.square(), flow.signs).T @ u.square(), _along_one_position(u, s, weight)[1]
+        return signed_sum(s.square(), flow.column_signs).T @ u.square(), _along_one_position(u, s, weight)[1]
     alongs, squares = [], torch.zeros((), dtype=s.dtype, device=s.device)
     for part, gradients in _formed(flow, u, s, weight):
         alongs.append(_along_channels(gradients, weight, flow.kind, s.shape[2]))
-        part_signs = None if flow.signs is None else flow.signs[part]
+        part_signs = None if flow.column_signs is None else flow.column_signs[part]
         squares = squares + signed_sum(gradients.square_(), part_signs).sum(0)
     return squares, torch.cat(alongs)
 
@@ -246,17 +248,17 @@ def squares_and_along(flow: Flow, u: Tensor, s: Tensor, weight: Tensor) -> tuple
 def squared_gradients(flow: Flow, weight: Tensor) -> Iterator[tuple[str, Tensor]]:
     """G² of a layer's bias and weight, summed over samples and columns."""
     if flow.bias is not None:
-        yield flow.bias, signed_sum(vector_gradients(flow).square(), flow.signs).sum(0)
+        yield flow.bias, signed_sum(vector_gradients(flow).square(), flow.column_signs).sum(0)
     if flow.kind == "batchnorm":
-        yield flow.weight, signed_sum(scale_gradients(flow).square(), flow.signs).sum(0)
+        yield flow.weight, signed_sum(scale_gradients(flow).square(), flow.column_signs).sum(0)
     else:
         yield flow.weight, squares_and_along(flow, *matrices(flow, weight), weight)[0].reshape(weight.shape)
 
 
-def signed_sum(values: Tensor, signs: Tensor | None) -> Tensor:
+def signed_sum(values: Tensor, column_signs: Tensor | None) -> Tensor:
     """Sum over columns, (n, k, …) -> (n, …), negative columns subtracted."""
-    if signs is not None:
-        values = values * signs.reshape(*signs.shape, *[1] * (values.ndim - 2))
+    if column_signs is not None:
+        values = values * column_signs.reshape(*column_signs.shape, *[1] * (values.ndim - 2))
     return values.sum(1)
 
 

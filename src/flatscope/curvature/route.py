@@ -23,7 +23,7 @@ from flatscope.curvature.random_signs import Signs
 from flatscope.curvature.sweep import SweepShape, sweep_shape
 from flatscope.curvature.sweep_result import Curvature
 from flatscope.limits import Limits
-from flatscope.params import count
+from flatscope.params import count_scalars
 from flatscope.sampling import relative_error
 
 Kind = Literal["exact columns", "sampled columns", "columns at curved operations", "products", "dense block"]
@@ -134,7 +134,7 @@ def route_of(ctx: Context, precision: float | None = None, curvature: str | None
 def _find_route(ctx: Context, *, precision: float, curvature: str) -> Route:
     limits, shape = ctx.effort.limits, sweep_shape(ctx)
     not_covered, places = find_not_covered(ctx, curvature), NO_PLACES
-    directions = count(ctx.params[name] for name in not_covered)
+    directions = count_scalars(ctx.params[name] for name in not_covered)
     may_curve = precision > 0 and curvature == "hessian"
     if (
         may_curve
@@ -142,7 +142,7 @@ def _find_route(ctx: Context, *, precision: float, curvature: str) -> Route:
         and not cheaper_than_columns(ctx, not_covered, directions, precision)
     ):
         places, not_covered = ctx.cached(reached_at_curved_operations)
-        directions = count(ctx.params[name] for name in not_covered)
+        directions = count_scalars(ctx.params[name] for name in not_covered)
     inside = _way_of_columns(shape, precision, limits)
     if places:
         inside = Way("columns at curved operations", curved_passes(ctx, precision, directions), CURVED)
@@ -229,7 +229,7 @@ def multiplied_out(ctx: Context, names: Collection[str], directions: int, precis
     limits = ctx.effort.limits
     if precision <= 0:
         return directions <= limits.most_directions
-    cheap = ctx.problem.n_train * count(ctx.trainable.values()) <= limits.cheap_products
+    cheap = ctx.problem.n_train * count_scalars(ctx.trainable.values()) <= limits.cheap_products
     groups = max(1, min(limits.most_groups, ctx.problem.n_train // limits.least_group))
     few = limits.few_directions if cheap else limits.few_directions // groups
     return directions <= few or cheaper_than_columns(ctx, names, directions, precision)

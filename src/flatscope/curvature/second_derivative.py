@@ -32,9 +32,9 @@ from flatscope.curvature.checked_pass import (
 from flatscope.curvature.convolutions import FastConvolutions
 from flatscope.curvature.detached_values import DetachedValues
 from flatscope.errors import NotApplicable, missing_derivative
-from flatscope.formatting import some_of
+from flatscope.formatting import first_of_names
 from flatscope.isolation import own_settings
-from flatscope.network.interception import Operation, Rule
+from flatscope.network.interception import Operation, OperationRule
 from flatscope.network.passes import graph_nodes
 from flatscope.params import Params
 from flatscope.samples import Batch
@@ -92,7 +92,7 @@ def refuse_wrong_second_derivative(ctx: Context, shared: SharedPass | None = Non
         raise found.missing
     if found.wrong:
         worst = max(found.wrong.values())
-        names = some_of(sorted(found.wrong, key=lambda name: -found.wrong[name]), 3)
+        names = first_of_names(sorted(found.wrong, key=lambda name: -found.wrong[name]), 3)
         raise NotApplicable(
             "a second derivative by autograd that agrees with differences of the gradient",
             f"one that is {worst:.0%} off (for {names})",
@@ -197,7 +197,7 @@ class _Comparison:
         return self._verdict(differences.along((large, -large, small, -small)), products, precision)
 
     def _twice_differentiable(self, precision: Precision, constants: DetachedValues) -> CheckedPass:
-        rules: list[Rule] = [partial(_noting_hooks, self.suspects), constants.recorded()]
+        rules: list[OperationRule] = [partial(_noting_hooks, self.suspects), constants.recorded()]
         if self.shared is not None and precision is DOUBLE:
             return self.shared.of(rules=rules, in_loss=constants.follow)
         return checked_pass(self.ctx, self.batch, precision.dtype, None, rules, constants.follow)
@@ -364,4 +364,4 @@ def _note_custom_functions(tensor: Tensor, suspects: dict[str, None]) -> None:
 
 
 def _place(suspects: tuple[str, ...]) -> str:
-    return f"model, {some_of(list(suspects), 3)}" if suspects else "model"
+    return f"model, {first_of_names(list(suspects), 3)}" if suspects else "model"

@@ -24,8 +24,8 @@ from flatscope.curvature.output_hessian import Columns, Root, output_root
 from flatscope.curvature.per_sample_gradients import (
     Flow,
     along_rows,
-    by_positions,
     matrices,
+    overlaps_are_cheaper,
     read_together,
     scale_gradients,
     vector_gradients,
@@ -37,7 +37,7 @@ from flatscope.errors import NotApplicable
 from flatscope.network.layer_uses import LayerUse, by_samples
 from flatscope.network.layers import layer_name
 from flatscope.network.operations import TABLE
-from flatscope.samples import Batch, cut, parts_of
+from flatscope.samples import Batch, slice_inputs, tensors_of_inputs
 
 STREAM = "columns of the sweep"
 
@@ -64,7 +64,7 @@ def _recorded_shape(ctx: Context, dtype: torch.dtype) -> SweepShape:
     uses, n = ctx.structure.uses_by_samples(), program.n_samples
     sizes = [math.prod(use.output_shape) // n for use in uses]
     most = ctx.effort.limits.most_columns_together
-    sizes += [math.prod(use.input.shape) // n for use in uses if not use.opaque and _wanted_back(ctx, [use], n, most)]
+    sizes += [math.prod(use.input.shape) // n for use in uses if not use.opaque and _also_at_input(ctx, [use], n, most)]
     patches = [
         math.prod(use.output_shape[2:]) * ctx.params[use.weight][0].numel()
         for use in uses
@@ -102,10 +102,10 @@ def _computed_bytes(ctx: Context) -> float:
 def _kept_bytes(ctx: Context, dtype: torch.dtype) -> float:
     """Bytes that autograd keeps of one sample, measured on one and on two."""
     inputs, _ = next(iter(ctx.batches(size=2)))
-    there = [*ctx.params.values(), *parts_of(inputs)]  # two samples are a view of all of them
+    there = [*ctx.params.values(), *tensors_of_inputs(inputs)]  # two samples are a view of all of them
     known = {value.untyped_storage().data_ptr() for value in there}
     several = saved_bytes(lambda: recorded_forward(ctx, inputs), known)
-    one = saved_bytes(lambda: recorded_forward(ctx, cut(inputs, 0, 1)), known)
+    one = saved_bytes(lambda: recorded_forward(ctx, slice_inputs(inputs, 0, 1)), known)
     if several is None or one is None:  # then all that is computed counts as kept
         return ctx.structure.program.held_bytes() / ctx.structure.program.n_samples
     return max(several - one, one / 2)
@@ -141,8 +141,8 @@ def sweep_pass(
 
     for sums in in_batches(ctx, sweep_plan(ctx, columns, bool(places)), work):
         result.add(sums)
-    ctx.count("forward", ctx.problem.n_train)
-    ctx.count("backward", ctx.problem.n_train * columns)
+    ctx.charge_passes("forward", ctx.problem.n_train)
+    ctx.charge_passes("backward", ctx.problem.n_train * columns)
     return result.over(ctx.problem.ranks)
 
 
@@ -243,24 +243,28 @@ def _drawn_blocks(
 def _flows(ctx: Context, given: list[Tensor], n: int, groups: ByWeight, block: Columns) -> Iterator[Flow]:
     """Flows through the layers of a block of columns at the outputs, and at the inputs of curved operations."""
     k = len(block.values)
-    through = [uses[0] for uses in groups if _wanted_back(ctx, uses, n, k)]
-    wanted = [use for uses in groups for use in uses]
-    ends: list[Any] = [use.edge for use in wanted] + [use.input for use in through]
-    found = stacked_backward(given, ends, [block.values, *block.inner])
-    back = {id(use): found[len(wanted) + i] for i, use in enumerate(through)}
-    signs = None if block.signs is None else block.signs.T
-    at = 0
+    uses_with_output = [use for uses in groups for use in uses]
+    uses_with_input = [uses[0] for uses in groups if _also_at_input(ctx, uses, n, k)]
+    tensors: list[Any] = [use.edge for use in uses_with_output] + [use.input for use in uses_with_input]
+    cotangents = stacked_backward(given, tensors, [block.values, *block.inner])
+    at_outputs, at_inputs = cotangents[: len(uses_with_output)], cotangents[len(uses_with_output) :]
+    del cotangents  # so that each is freed as soon as its layer is done
+    at_input_of = {id(use): cotangent for use, cotangent in zip(uses_with_input, at_inputs, strict=True)}
+    del at_inputs
+    column_signs = None if block.column_signs is None else block.column_signs.T
+    start = 0
     for uses in groups:
-        reached = [(use, s) for use, s in zip(uses, found[at : at + len(uses)], strict=True) if s is not None]
-        found[at : at + len(uses)] = [None] * len(uses)  # freed as soon as the layer is done
-        at += len(uses)
-        if reached:
-            sent = back.pop(id(reached[0][0]), None)
-            columns = [s if len(s) == n else _columns_by_samples(s, n) for _, s in reached]
-            yield Flow([by_samples(use, n) for use, _ in reached], columns, sent, signs)
+        stop = start + len(uses)
+        uses_reached = [(use, s) for use, s in zip(uses, at_outputs[start:stop], strict=True) if s is not None]
+        at_outputs[start:stop] = [None] * len(uses)
+        start = stop
+        if uses_reached:
+            at_input = at_input_of.pop(id(uses_reached[0][0]), None)
+            of_samples = [s if len(s) == n else _columns_by_samples(s, n) for _, s in uses_reached]
+            yield Flow([by_samples(use, n) for use, _ in uses_reached], of_samples, at_input, column_signs)
 
 
-def _wanted_back(ctx: Context, uses: Sequence[LayerUse[Any]], n: int, k: int) -> bool:
+def _also_at_input(ctx: Context, uses: Sequence[LayerUse[Any]], n: int, k: int) -> bool:
     """True where k columns are also asked for at the input of a layer, beside its output."""
     use = uses[0]
     return (
@@ -268,7 +272,7 @@ def _wanted_back(ctx: Context, uses: Sequence[LayerUse[Any]], n: int, k: int) ->
         and use.kind != "batchnorm"
         and use.input.requires_grad
         and use.input.shape[0] == n
-        and by_positions(uses, ctx.params[use.weight], k)
+        and overlaps_are_cheaper(uses, ctx.params[use.weight], k)
     )
 
 
@@ -300,13 +304,13 @@ def stacked_backward(given: list[Tensor], ends: list[Any], columns: list[Tensor]
 
 def _add_flow(ctx: Context, sums: BatchSums, flow: Flow, not_covered: dict[str, str], rows: bool) -> None:
     """Add what one layer's block of columns gives."""
-    trainable, signs = ctx.problem.trainable, flow.signs
+    trainable, column_signs = ctx.problem.trainable, flow.column_signs
     if flow.bias and flow.bias not in not_covered and flow.bias in trainable:
-        _add_vector(sums, flow.bias, vector_gradients(flow), signs)
+        _add_vector(sums, flow.bias, vector_gradients(flow), column_signs)
     if flow.weight in not_covered or flow.weight not in trainable:
         return
     if flow.kind == "batchnorm":
-        _add_vector(sums, flow.weight, scale_gradients(flow), signs)
+        _add_vector(sums, flow.weight, scale_gradients(flow), column_signs)
         return
     weight = ctx.params[flow.weight]
     forms, alongs = [], []
@@ -315,22 +319,22 @@ def _add_flow(ctx: Context, sums: BatchSums, flow: Flow, not_covered: dict[str, 
         forms.append(weight_forms(part, u, s, weight))
         if rows:
             alongs.append(along_rows(u, s, weight, flow.kind))
-    trace = sums.add(flow.weight, "trace", torch.cat([form.trace for form in forms]), signs)
+    trace = sums.add(flow.weight, "trace", torch.cat([form.trace for form in forms]), column_signs)
     sums.add_to_network("trace", trace)
     sums.add_to_network("kappa_trace", trace * float(weight.double().square().sum()))
-    sums.add(flow.weight, "relative_flatness", torch.cat([form.relative for form in forms]), signs)
-    _add_units(sums, flow.weight, "rho", torch.cat([form.along for form in forms]), signs)
+    sums.add(flow.weight, "relative_flatness", torch.cat([form.relative for form in forms]), column_signs)
+    _add_units(sums, flow.weight, "rho", torch.cat([form.along for form in forms]), column_signs)
     if rows:
-        _add_units(sums, flow.weight, "rho_rows", torch.cat(alongs), signs)
+        _add_units(sums, flow.weight, "rho_rows", torch.cat(alongs), column_signs)
 
 
-def _add_units(sums: BatchSums, name: str, quantity: str, along: Tensor, signs: Tensor | None) -> None:
+def _add_units(sums: BatchSums, name: str, quantity: str, along: Tensor, column_signs: Tensor | None) -> None:
     """Add the squares of inner products (n, k, units), and their sum over the units."""
-    units = sums.add(name, quantity, along.square(), signs)
+    units = sums.add(name, quantity, along.square(), column_signs)
     total = sums.add(name, f"{quantity}_sum", units.sum(2), None)
     sums.add_to_network(f"{quantity}_sum", total)
 
 
-def _add_vector(sums: BatchSums, name: str, gradients: Tensor, signs: Tensor | None) -> None:
+def _add_vector(sums: BatchSums, name: str, gradients: Tensor, column_signs: Tensor | None) -> None:
     """Add per-sample gradients (n, k, size) of a bias or a BatchNorm scale."""
-    sums.add_to_network("trace", sums.add(name, "trace", gradients.square().sum(2), signs))
+    sums.add_to_network("trace", sums.add(name, "trace", gradients.square().sum(2), column_signs))

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from flatscope.params import add_to
 from flatscope.ranks import Ranks
-from flatscope.sampling import degrees, relative_error, student
+from flatscope.sampling import degrees_of_freedom, relative_error, student_stderrs
 
 SUMMED = ("total", "squares", "within", "within_squares")  # parts of a mean that ranks add up
 
@@ -78,13 +78,13 @@ class Mean:
 
     @property
     def stderr(self) -> Tensor:
-        """Standard error of the draws, widened as `student` does; zero for an exact pass."""
-        return student(self._spread, self.freedom)
+        """Standard error of the draws, widened as `student_stderrs` does; zero for an exact pass."""
+        return student_stderrs(self._spread, self.freedom)
 
     @property
     def freedom(self) -> Tensor:
         """Degrees of freedom of that error, over the samples by which the mean varies."""
-        return degrees(self.within, self.within_squares).expand(self.total.shape)
+        return degrees_of_freedom(self.within, self.within_squares).expand(self.total.shape)
 
     @property
     def data_stderr(self) -> Tensor:
@@ -116,23 +116,23 @@ class BatchSums:
         self.sums: dict[tuple[str, str], Tensor] = {}
         self.squares: dict[tuple[str, str], Tensor] = {}
 
-    def add(self, name: str, quantity: str, values: Tensor, signs: Tensor | None) -> Tensor:
+    def add(self, name: str, quantity: str, values: Tensor, column_signs: Tensor | None) -> Tensor:
         """Add one block's share.
 
         Args:
             name: of the parameter.
             quantity: what it is.
             values: of the columns, (n, k) or (n, k, units).
-            signs: of the columns, (n, k), where some are negative; of a draw's two columns the second is.
+            column_signs: of the columns, (n, k), where some are negative; of a draw's two columns the second is.
 
         Returns:
             The values by draw in float64: (n, draws) or (n, draws, units), one "draw" where all columns are summed.
         """
-        if signs is not None:
-            values = values * signs.reshape(*signs.shape, *[1] * (values.ndim - 2))
+        if column_signs is not None:
+            values = values * column_signs.reshape(*column_signs.shape, *[1] * (values.ndim - 2))
         if not self._drawn:
             values = values.sum(1, keepdim=True)
-        elif signs is not None:
+        elif column_signs is not None:
             values = values.reshape(len(values), -1, 2, *values.shape[2:]).sum(2)
         values = values.double()
         self._add(name, quantity, values)

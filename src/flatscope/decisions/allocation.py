@@ -15,7 +15,7 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 
 from flatscope.charts import Bars
 from flatscope.errors import InputError, refuse_unknown, refuse_unless_whole
-from flatscope.formatting import number
+from flatscope.formatting import readable_number
 from flatscope.result import DRAWN, Result, reading
 
 # Objectives are given to the solver with their largest coefficient at this size: it stops within 10⁻⁶ of the best.
@@ -64,8 +64,8 @@ class Allocation(dict[str, int], Result):
 
     def __repr__(self) -> str:
         inner = ", ".join(f"{layer}: {bits}" for layer, bits in self.items())
-        rises = number(self.sum_of_rises, 3)
-        return f"Allocation({number(self.mean_bits, 3)} bits a weight, sum of single rises {rises}; {inner})"
+        rises = readable_number(self.sum_of_rises, 3)
+        return f"Allocation({readable_number(self.mean_bits, 3)} bits a weight, sum of single rises {rises}; {inner})"
 
     def to_json(self) -> str:
         """As JSON: one entry a layer with its bits, its parameter, how it is rounded; "bits": null is left as it is."""
@@ -107,8 +107,12 @@ class Allocation(dict[str, int], Result):
 
     def headline_lines(self) -> list[str]:
         """Bits on average, what that is expected to cost, what to do next."""
-        told = f"{number(self.mean_bits, 3)} bits a weight on average; the layers' single rises of the loss add up to"
-        return [f"{told} {number(self.sum_of_rises, 3)}.", "Next: s.apply(model, allocation) rounds all and measures."]
+        mean = readable_number(self.mean_bits, 3)
+        told = f"{mean} bits a weight on average; the layers' single rises of the loss add up to"
+        return [
+            f"{told} {readable_number(self.sum_of_rises, 3)}.",
+            "Next: s.apply(model, allocation) rounds all and measures.",
+        ]
 
     def chart(self) -> Bars:
         """Bits of every layer."""
@@ -249,7 +253,12 @@ def _allocation_by_layer(choices: list[Choice], sizes: Mapping[str, int], mean_b
                 continue
             least = sum(min(c.bits for c in choices if c.layer == name) * sizes[name] for name in names) / total
             fix = "Ask for more bits, or try fewer bits in sensitivity"
-            raise InputError(f"at least {number(least)} bits a weight", number(mean_bits), where="mean_bits", fix=fix)
+            raise InputError(
+                f"at least {readable_number(least)} bits a weight",
+                readable_number(mean_bits),
+                where="mean_bits",
+                fix=fix,
+            )
         picked = [n for n, x in enumerate(result.x) if x > 0.5]
         best = float(scaled[picked].sum())
         constraints.append(LinearConstraint(scaled[None], -np.inf, best + 1e-9 * max(1.0, best)))

@@ -25,7 +25,7 @@ from flatscope.decisions.changes import Rounding
 from flatscope.decisions.rises import measured_rises
 from flatscope.decisions.sample_means import NOTHING, Uncertain
 from flatscope.errors import InputError, refuse_unknown
-from flatscope.formatting import number
+from flatscope.formatting import readable_number
 from flatscope.input_checks import independent_copy
 from flatscope.isolation import own_settings
 from flatscope.network.layers import Layer
@@ -84,13 +84,16 @@ class Rounded(Result):
     def headline_lines(self) -> list[str]:
         """Rise of the loss by the rounding, on the samples of the problem and on test samples."""
         lines = [
-            f"Rounded together the layers raise the loss by {_rise_in_words(self.rise)}, to {number(self.loss)}; "
-            f"one by one their rises add up to {number(self.sum_of_rises, 3)}."
+            f"Rounded together the layers raise the loss by {_rise_in_words(self.rise)}, "
+            f"to {readable_number(self.loss)}; "
+            f"one by one their rises add up to {readable_number(self.sum_of_rises, 3)}."
         ]
         joint, apart = self.rise.value, self.sum_of_rises
         if not math.isnan(apart):
-            share = "" if not joint else f" ({number(100 * (joint - apart) / abs(joint), 2)} % of the joint rise)"
-            lines.append(f"Difference between the joint rise and the sum: {number(joint - apart, 2)}{share}.")
+            share = (
+                "" if not joint else f" ({readable_number(100 * (joint - apart) / abs(joint), 2)} % of the joint rise)"
+            )
+            lines.append(f"Difference between the joint rise and the sum: {readable_number(joint - apart, 2)}{share}.")
         if not math.isnan(self.error_change.value):
             lines.append(f"Change of the error: {_rise_in_words(self.error_change)}.")
         if not math.isnan(self.test_rise.value):
@@ -130,7 +133,7 @@ class Rounded(Result):
 
 
 def _rise_in_words(found: Uncertain) -> str:
-    return f"{number(found.value, 3)} ± {number(found.stderr, 2)}"
+    return f"{readable_number(found.value, 3)} ± {readable_number(found.stderr, 2)}"
 
 
 def apply_allocation(

@@ -24,10 +24,10 @@ from flatscope.curvature.sweep import backpropagated, sweep_plan, sweep_shape
 from flatscope.decisions.sample_means import SampleMeans, Uncertain
 from flatscope.decisions.slopes import Steps, gradient_products_with_steps, steps_by_weight
 from flatscope.measures.weight_flatness import layer_trace
-from flatscope.params import Params, count
+from flatscope.params import Params, count_scalars
 from flatscope.registry import Value
-from flatscope.samples import Batch, cut
-from flatscope.sampling import TIME_IS_UP, Sampler, out_of_time, sample_until
+from flatscope.samples import Batch, slice_inputs
+from flatscope.sampling import TIME_IS_UP, Sampler, sample_until, time_is_over
 
 TRACE = "trace"
 
@@ -93,7 +93,7 @@ class QuadraticDraws(Sampler[Predicted]):
         """Pass over the data once, with so many draws."""
         self.taken = min(number, self._limits.most_draws)
         self._found = _sums_over_columns(self._ctx, self._steps, self.taken)
-        return TIME_IS_UP if out_of_time(self._ctx) else ""
+        return TIME_IS_UP if time_is_over(self._ctx) else ""
 
     def relative_errors(self, precision: float) -> list[float]:
         """Standard errors by the draws: relative to ΔᵀHΔ, or to the error over samples of which they are a share."""
@@ -150,8 +150,8 @@ def _sums_over_columns(ctx: Context, steps: Steps, draws: int | None) -> Swept:
         keys = [*steps, *((TRACE, weight) for weight in of_weight)]
         parts = {key: torch.zeros(3, n, dtype=torch.float64, device=numbers.device) for key in keys}
 
-        def add(key: Hashable, squares: Tensor, signs: Tensor | None) -> None:
-            squares = squares.double() if signs is None else squares.double() * signs
+        def add(key: Hashable, squares: Tensor, column_signs: Tensor | None) -> None:
+            squares = squares.double() if column_signs is None else squares.double() * column_signs
             if draws is not None:
                 squares = squares.reshape(n, -1, shape.per_draw).sum(2)
             parts[key][1] += squares.sum(1)
@@ -167,9 +167,9 @@ def _sums_over_columns(ctx: Context, steps: Steps, draws: int | None) -> Swept:
                 for key, along in gradient_products_with_steps(ctx, flow, of_weight, steps):
                     if first:
                         parts[key][0] += along[:, 0]
-                    add(key, along[:, first:].square(), behind.signs)
+                    add(key, along[:, first:].square(), behind.column_signs)
                 if flow.weight in of_weight:
-                    add((TRACE, flow.weight), gradient_squares(behind, ctx.params[flow.weight]), behind.signs)
+                    add((TRACE, flow.weight), gradient_squares(behind, ctx.params[flow.weight]), behind.column_signs)
             first = 0
         if draws is not None:
             for part in parts.values():
@@ -184,8 +184,8 @@ def _sums_over_columns(ctx: Context, steps: Steps, draws: int | None) -> Swept:
             quadratic.add(key, curved)
             variance.add(key, noise)
     n = ctx.problem.n_train
-    ctx.count("forward", n)
-    ctx.count("backward", (1 + columns) * n)
+    ctx.charge_passes("forward", n)
+    ctx.charge_passes("backward", (1 + columns) * n)
     ranks = ctx.problem.ranks
     rises, curved_means, noise = means.estimates(ranks), quadratic.estimates(ranks), variance.estimates(ranks)
     return Swept(
@@ -207,7 +207,7 @@ def _predicted_by_products(
     means, size = SampleMeans(), group_size(ctx)
     for inputs, targets in ctx.share(size=size):
         for start in range(0, len(targets), size):
-            batch = cut(inputs, start, start + size), targets[start : start + size]
+            batch = slice_inputs(inputs, start, start + size), targets[start : start + size]
             signs = (
                 {}
                 if exact
@@ -217,7 +217,7 @@ def _predicted_by_products(
                 means.add(key, (curved if key in signs else slope + 0.5 * curved).reshape(1), len(batch[1]))
     n = ctx.problem.n_train
     for kind, passes in (("forward", 1), ("curvature", len(steps) + (0 if exact else len(names)))):
-        ctx.count(kind, passes * n)
+        ctx.charge_passes(kind, passes * n)
     found = means.estimates(ctx.problem.ranks)
     traces = exact or {name: found[TRACE, name] for name in names}
     return {key: found[key] for key in steps}, traces
@@ -225,7 +225,7 @@ def _predicted_by_products(
 
 def _exact_traces(ctx: Context, names: Collection[str], precision: float) -> dict[str, Uncertain]:
     """Traces without draws where these are asked for, or few weights make them cheap; none otherwise."""
-    directions = count(ctx.params[name] for name in names)
+    directions = count_scalars(ctx.params[name] for name in names)
     if not multiplied_out(ctx, names, directions, precision):
         return {}
     found = ctx.cached(layer_trace, most_products=ctx.effort.limits.ranking_products)

@@ -28,9 +28,9 @@ from flatscope.curvature.sweep import backpropagated, gradient_flows, sweep_plan
 from flatscope.curvature.symmetric_operator import Parts
 from flatscope.errors import NotApplicable
 from flatscope.measures.gradient_noise import can_vectorise_sample_gradients
-from flatscope.params import Params, count, vectorised_over_points
-from flatscope.samples import Batch, Inputs, cut, each_part
-from flatscope.sampling import TIME_IS_UP, Sampler, out_of_time, sample_until, student
+from flatscope.params import Params, count_scalars, vectorised_over_points
+from flatscope.samples import Batch, Inputs, map_inputs, slice_inputs
+from flatscope.sampling import TIME_IS_UP, Sampler, sample_until, student_stderrs, time_is_over
 
 STREAM, PROBES = "columns of the diagonal", "probes of the diagonal"
 
@@ -118,7 +118,7 @@ class TensorDraws(Sampler[Diagonals]):
     def draw_until(self, number: int) -> str:
         """Add draws to the running means, one after the other, until there are so many or the time is up."""
         while self.taken < min(number, self.most):
-            if self.taken >= 2 and out_of_time(self._ctx):
+            if self.taken >= 2 and time_is_over(self._ctx):
                 return TIME_IS_UP
             self._add_draw(self._by_draw(self.taken))
         return ""
@@ -132,10 +132,10 @@ class TensorDraws(Sampler[Diagonals]):
             self._means[name], self._squares[name] = mean, square
 
     def _stderrs(self) -> Params:
-        """Standard errors of the means, widened as `student` does."""
+        """Standard errors of the means, widened as `student_stderrs` does."""
         pairs = max(1, self.taken * (self.taken - 1))
         return {
-            name: student((square / pairs).sqrt(), torch.tensor(max(1.0, self.taken - 1.0)))
+            name: student_stderrs((square / pairs).sqrt(), torch.tensor(max(1.0, self.taken - 1.0)))
             for name, square in self._squares.items()
         }
 
@@ -183,8 +183,8 @@ def _squared_gradients_in_one_pass(
                 if name in swept:
                     found[name] += squares.reshape(found[name].shape).double().cpu()
         if single:
-            for values, signs in _output_columns(ctx, batch, numbers, draw, fisher):
-                _add_squared_gradients(ctx, found, single, batch[0], values, signs)
+            for values, column_signs in _output_columns(ctx, batch, numbers, draw, fisher):
+                _add_squared_gradients(ctx, found, single, batch[0], values, column_signs)
         return found
 
     total = {name: torch.zeros(ctx.params[name].shape, dtype=torch.float64) for name in names}
@@ -192,8 +192,8 @@ def _squared_gradients_in_one_pass(
         for name, value in found.items():
             total[name] += value
     n = ctx.problem.n_train
-    ctx.count("forward", n)
-    ctx.count("backward", columns * n)
+    ctx.charge_passes("forward", n)
+    ctx.charge_passes("backward", columns * n)
     summed = ctx.problem.ranks.summed(list(total.values()))
     return {name: value / n for name, value in zip(total, summed, strict=True)}
 
@@ -213,34 +213,34 @@ def _output_columns(
     if draw is None:
         for start in range(root.count):
             block = root.exact(start, start + 1)
-            yield block.values[0], None if block.signs is None else block.signs[0]
+            yield block.values[0], None if block.column_signs is None else block.column_signs[0]
         return
     signs = Signs(ctx.seed, STREAM).draw(numbers, range(draw, draw + 1), root.width, outputs.dtype)
     block = root.drawn(signs)
     for place, values in enumerate(block.values):
-        yield values, None if block.signs is None else block.signs[place]
+        yield values, None if block.column_signs is None else block.column_signs[place]
 
 
 def _add_squared_gradients(
-    ctx: Context, found: Params, names: Sequence[str], inputs: Inputs, values: Tensor, signs: Tensor | None
+    ctx: Context, found: Params, names: Sequence[str], inputs: Inputs, values: Tensor, column_signs: Tensor | None
 ) -> None:
     """Add squared gradients of Σ values · outputs of every sample, of parameters that no layer call gives."""
     point = {name: ctx.params[name].detach() for name in names}
     run = _sample_gradients_in_one_call if ctx.cached(can_vectorise_sample_gradients) else _sample_gradients_one_by_one
-    step = max(1, 2**26 // (8 * count(point.values())))
+    step = max(1, 2**26 // (8 * count_scalars(point.values())))
     for start in range(0, len(values), step):
         some = slice(start, start + step)
-        gradients = run(ctx, point, cut(inputs, start, start + step), values[some])
+        gradients = run(ctx, point, slice_inputs(inputs, start, start + step), values[some])
         for name, gradient in gradients.items():
             squares = gradient.double().square()
-            if signs is not None:
-                squares = squares * signs[some].reshape(-1, *[1] * (squares.ndim - 1))
+            if column_signs is not None:
+                squares = squares * column_signs[some].reshape(-1, *[1] * (squares.ndim - 1))
             found[name] += squares.sum(0).cpu()
 
 
 def _sample_gradients_in_one_call(ctx: Context, point: Params, inputs: Inputs, values: Tensor) -> Params:
     def along(params: Params, inputs: Inputs, value: Tensor) -> Tensor:
-        outputs = ctx.forward(each_part(inputs, lambda part: part[None]), {**ctx.params, **params})
+        outputs = ctx.forward(map_inputs(inputs, lambda part: part[None]), {**ctx.params, **params})
         return (outputs * value[None]).sum()
 
     gradients: Params = vectorised_over_points(grad(along), point, inputs, values, in_dims=(None, 0, 0))
@@ -252,7 +252,7 @@ def _sample_gradients_one_by_one(ctx: Context, point: Params, inputs: Inputs, va
     for i in range(len(values)):
         leaves = {name: value.requires_grad_() for name, value in point.items()}
         with torch.enable_grad():
-            outputs = ctx.forward(cut(inputs, i, i + 1), {**ctx.params, **leaves})
+            outputs = ctx.forward(slice_inputs(inputs, i, i + 1), {**ctx.params, **leaves})
             along = (outputs * values[i : i + 1]).sum()
             rows.append(torch.autograd.grad(along, list(leaves.values()), materialize_grads=True))
     return {name: torch.stack([row[n] for row in rows]) for n, name in enumerate(point)}

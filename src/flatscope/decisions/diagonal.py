@@ -16,7 +16,7 @@ from flatscope.charts import Bars
 from flatscope.context import Context, Effort, make_effort
 from flatscope.decisions.curvature_diagonals import hessian_diagonals, output_diagonals
 from flatscope.errors import InputError, refuse_unknown
-from flatscope.formatting import number, numbered
+from flatscope.formatting import numbered, readable_number
 from flatscope.isolation import own_settings
 from flatscope.params import Params
 from flatscope.problem import Problem
@@ -80,7 +80,7 @@ class Diagonal(Result, Mapping[str, Tensor]):
         below = sum(int((value < 0).sum()) for value in self.values())
         lines = [
             f"Diagonal of the {WORDS[self.matrix]}: {size:,} entries of {numbered(len(self), 'parameter')}, sum "
-            f"{number(self.trace)}, {'exact' if self.exact else 'estimated in part'}."
+            f"{readable_number(self.trace)}, {'exact' if self.exact else 'estimated in part'}."
         ]
         if below:
             lines.append(f"{below:,} entries are negative: do not divide by them, nor take their roots.")
@@ -88,7 +88,9 @@ class Diagonal(Result, Mapping[str, Tensor]):
         if noisy:
             worst = max(noisy, key=lambda name: _relative_error(self[name], self.stderr[name]))
             share = 100 * _relative_error(self[worst], self.stderr[worst])
-            lines.append(f"Standard errors up to {number(share, 2)} % of the entries' size ({worst}); see .stderr.")
+            lines.append(
+                f"Standard errors up to {readable_number(share, 2)} % of the entries' size ({worst}); see .stderr."
+            )
         return lines
 
     def __repr__(self) -> str:
@@ -115,7 +117,11 @@ class Diagonal(Result, Mapping[str, Tensor]):
     def cells(self) -> tuple[list[str], list[list[str]]]:
         """The same as text."""
         rows = [
-            [row["parameter"], f"{row['entries']:,}", *(number(row[name]) for name in ("sum", "smallest", "largest"))]
+            [
+                row["parameter"],
+                f"{row['entries']:,}",
+                *(readable_number(row[name]) for name in ("sum", "smallest", "largest")),
+            ]
             for row in self.to_frame().to_dict("records")
         ]
         return ["parameter", "entries", "sum", "smallest", "largest"], rows

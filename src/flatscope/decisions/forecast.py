@@ -20,13 +20,13 @@ from flatscope.decisions.block_quadratics import group_size, sum_gradients
 from flatscope.decisions.rises import measured_rises_in_time, parameters_moved_by
 from flatscope.decisions.sample_means import NOTHING, SampleMeans, Uncertain
 from flatscope.errors import InputError, NotApplicable, differentiated_twice
-from flatscope.formatting import number, some_of
+from flatscope.formatting import first_of_names, readable_number
 from flatscope.isolation import own_settings
 from flatscope.params import Params, norm, plain_names, tied_names
 from flatscope.problem import Problem
-from flatscope.progress import progress
+from flatscope.progress import progress_bar
 from flatscope.result import DrawnResult, checked_columns, columns_of, plain
-from flatscope.samples import cut
+from flatscope.samples import slice_inputs
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -113,7 +113,10 @@ class Forecast(DrawnResult):
             lines.append(f"Change of the error: {_change_in_words(self.error_change)}.")
         shares = self._frame[self._frame["layer"] != ALL].sort_values("predicted", ascending=False)
         if len(shares) > 1 and shares["predicted"].notna().all():
-            parts = [f"{row['layer']} {number(row['predicted'], 2)}" for row in shares.to_dict("records")[:MOST_NAMED]]
+            parts = [
+                f"{row['layer']} {readable_number(row['predicted'], 2)}"
+                for row in shares.to_dict("records")[:MOST_NAMED]
+            ]
             lines.append(f"Largest shares of the prediction: {', '.join(parts)}.")
         gap = abs(predicted.value - measured.value)
         noise = 2 * math.hypot(*(0.0 if math.isnan(e) else e for e in (predicted.stderr, measured.stderr)))
@@ -126,7 +129,11 @@ class Forecast(DrawnResult):
         header = ["layer", "parameters", "moved", "predicted", "trapezoid", "measured", "± s.e.", "error"]
         names = ("moved", "predicted", "trapezoid", "measured", "measured_stderr", "error_change")
         rows = [
-            [row["layer"] or "all together", f"{row['parameters']:,}", *(number(row[name], 3) for name in names)]
+            [
+                row["layer"] or "all together",
+                f"{row['parameters']:,}",
+                *(readable_number(row[name], 3) for name in names),
+            ]
             for row in self._frame.to_dict("records")
         ]
         return header, rows
@@ -164,7 +171,7 @@ class Forecast(DrawnResult):
 
 
 def _change_in_words(found: Uncertain) -> str:
-    return f"{number(found.value, 3)} ± {number(found.stderr, 2)}"
+    return f"{readable_number(found.value, 3)} ± {readable_number(found.stderr, 2)}"
 
 
 def forecast(
@@ -212,7 +219,7 @@ def _compute_forecast(problem: Problem, new_weights: nn.Module | Mapping[str, Te
     except NotApplicable as problem_found:
         shares, reason = {}, str(problem_found)
     rows = [_forecast_row(ctx, ALL, step, shares, joint, reason)]
-    with progress("Moving layers", total=len(layers), lines=True) as advance:
+    with progress_bar("Moving layers", total=len(layers), lines=True) as advance:
         for layer, names in layers.items():
             change = {name: step[name] for name in names}
             alone = measured_rises_in_time(ctx, {layer: change}, trapezoid=False)
@@ -249,7 +256,7 @@ def _new_weights_by_name(problem: Problem, new_weights: nn.Module | Mapping[str,
     extra = [name for name in by_name if name not in problem.params and name not in problem.buffers]
     extra = [name for name in extra if name not in tied_names(problem.model)]
     if missing or extra:
-        got = f"none for {some_of(missing, 4)}" if missing else f"others, {some_of(extra, 4)}"
+        got = f"none for {first_of_names(missing, 4)}" if missing else f"others, {first_of_names(extra, 4)}"
         fix = (
             "Merge adapters into the weights first (peft: merge_and_unload()), or make the problem of the adapted model"
         )
@@ -287,8 +294,8 @@ def _forecast_notes(step: Params, statistics: Params) -> list[str]:
     notes = [] if step or statistics else ["The new weights are those of the problem: nothing moves."]
     if statistics:
         notes.append(
-            f"Buffers also differ ({some_of(list(statistics), MOST_NAMED)}): measured with them, but predicted from "
-            "the weights alone."
+            f"Buffers also differ ({first_of_names(list(statistics), MOST_NAMED)}): measured with them, but "
+            "predicted from the weights alone."
         )
     return notes
 
@@ -310,7 +317,7 @@ def _shares_by_layer(ctx: Context, step: Params, layers: Mapping[str, list[str]]
     there = ctx.at(parameters_moved_by(ctx.params, step))
     for inputs, targets in ctx.share(size=size):
         for start in range(0, len(targets), size):
-            batch = cut(inputs, start, start + size), targets[start : start + size]
+            batch = slice_inputs(inputs, start, start + size), targets[start : start + size]
             n = len(batch[1])
             gradients, leaves = sum_gradients(ctx, batch, list(step))
             slope = torch.stack([(g * step[name].to(g)).sum() for name, g in gradients.items()]).sum()
@@ -321,8 +328,8 @@ def _shares_by_layer(ctx: Context, step: Params, layers: Mapping[str, list[str]]
                 g, h, e = (torch.stack([part[name] for name in names]).sum() for part in (first, curved, end))
                 for what, value in (("slope", g), ("predicted", g + 0.5 * h), ("trapezoid", 0.5 * (g + e))):
                     sums.add((layer, what), value.reshape(1), n)
-    ctx.count("forward", 2 * ctx.problem.n_train)
-    ctx.count("curvature", ctx.problem.n_train)
+    ctx.charge_passes("forward", 2 * ctx.problem.n_train)
+    ctx.charge_passes("curvature", ctx.problem.n_train)
     return sums.estimates(ctx.problem.ranks)
 
 

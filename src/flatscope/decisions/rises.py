@@ -21,8 +21,8 @@ from flatscope.decisions.slopes import Steps, slopes_along, slopes_at_weights
 from flatscope.errors import NotApplicable
 from flatscope.network.incremental_pass import IncrementalPass
 from flatscope.params import Params
-from flatscope.samples import Batch, Inputs, cut, parts_of
-from flatscope.sampling import out_of_time
+from flatscope.samples import Batch, Inputs, slice_inputs, tensors_of_inputs
+from flatscope.sampling import time_is_over
 
 Rises = Mapping[Any, Uncertain]  # "rise", "error" and "trapezoid" of every step
 
@@ -44,22 +44,22 @@ def measured_rises(
     size = remembered or ctx.problem.batch_size
     for inputs, targets in ctx.share(part, size=size):
         for start in range(0, len(targets), size):
-            batch = cut(inputs, start, start + size), targets[start : start + size]
+            batch = slice_inputs(inputs, start, start + size), targets[start : start + size]
             _add_rises_of_batch(ctx, sums, batch, steps, trapezoid, buffers or {}, remembered > 0)
     n = ctx.problem.part(part).n
-    ctx.count("forward", n * (1 + len(steps)))
+    ctx.charge_passes("forward", n * (1 + len(steps)))
     if trapezoid:
-        ctx.count("tangent", n * len(steps))
-        ctx.count("backward", n)
+        ctx.charge_passes("tangent", n * len(steps))
+        ctx.charge_passes("backward", n)
     return sums.estimates(ctx.problem.ranks)
 
 
 def measured_rises_in_time(ctx: Context, steps: Steps, **words: Any) -> Rises:
     """As `measured_rises`; none where the time is up before they are done."""
     try:
-        return {} if out_of_time(ctx) else measured_rises(ctx, steps, **words)
+        return {} if time_is_over(ctx) else measured_rises(ctx, steps, **words)
     except NotApplicable:
-        if not out_of_time(ctx):
+        if not time_is_over(ctx):
             raise
         return {}
 
@@ -76,7 +76,7 @@ def remembered_size(ctx: Context, part: str) -> int:
 
 
 def _remembered_pass(ctx: Context, inputs: Inputs) -> IncrementalPass:
-    given = [*ctx.problem.buffers.values(), *parts_of(inputs)]
+    given = [*ctx.problem.buffers.values(), *tensors_of_inputs(inputs)]
     return IncrementalPass(partial(ctx.forward, inputs), ctx.params, given)
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from flatscope.ranks import Ranks
-from flatscope.sampling import student
+from flatscope.sampling import student_stderrs
 
 
 class Uncertain(NamedTuple):
@@ -55,4 +55,4 @@ def _estimate_of_row(row: list[float]) -> Uncertain:
     spread = max(0.0, squares - 2 * mean * mixed + mean * mean * sizes)  # Σ (s − n_b · mean)²
     stderr = math.sqrt(groups / (groups - 1) * spread) / n
     freedom = torch.tensor(groups - 1.0, dtype=torch.float64)
-    return Uncertain(mean, float(student(torch.tensor(stderr, dtype=torch.float64), freedom)))
+    return Uncertain(mean, float(student_stderrs(torch.tensor(stderr, dtype=torch.float64), freedom)))

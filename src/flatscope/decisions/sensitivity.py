@@ -15,7 +15,7 @@ from flatscope.charts import resized_figure
 from flatscope.decisions.allocation import Allocation, allocate
 from flatscope.decisions.applying import Rounded, apply_allocation
 from flatscope.errors import InputError
-from flatscope.formatting import number, numbered
+from flatscope.formatting import numbered, readable_number
 from flatscope.problem import Problem
 from flatscope.result import DrawnResult, checked_columns, plain
 
@@ -111,7 +111,7 @@ class Sensitivity(DrawnResult):
         header = ["layer", "parameters", "what", "predicted", "by trace", "by trapezoid", "measured", "± s.e.", "error"]
         names = ("predicted", "by_trace", "by_trapezoid", "measured", "measured_stderr", "error_change")
         rows = [
-            [row["layer"], f"{row['parameters']:,}", row["what"], *(number(row[name], 3) for name in names)]
+            [row["layer"], f"{row['parameters']:,}", row["what"], *(readable_number(row[name], 3) for name in names)]
             for row in self._frame.to_dict("records")
         ]
         return header, rows
@@ -236,7 +236,7 @@ def _plain_value_type(kind: str) -> Any:
 
 
 def _rise_in_words(row: Any) -> str:
-    return f"{number(float(row['measured']), 2)} ± {number(float(row['measured_stderr']), 2)}"
+    return f"{readable_number(float(row['measured']), 2)} ± {readable_number(float(row['measured_stderr']), 2)}"
 
 
 def _sentence_on_bits(rows: pd.DataFrame, what: str) -> str:
@@ -245,5 +245,5 @@ def _sentence_on_bits(rows: pd.DataFrame, what: str) -> str:
     free = rows["measured"] <= RESOLVED * rows["measured_stderr"].fillna(math.inf)  # of one sample
     return (
         f"At {what}, {int(free.sum())} of {numbered(len(rows), 'layer')} cost nothing that these samples resolve; "
-        f"most sensitive: {worst['layer']} ({_rise_in_words(worst)}); sum of single rises {number(total, 2)}."
+        f"most sensitive: {worst['layer']} ({_rise_in_words(worst)}); sum of single rises {readable_number(total, 2)}."
     )

@@ -28,9 +28,9 @@ from flatscope.isolation import own_settings
 from flatscope.network.layers import Layer
 from flatscope.params import norm
 from flatscope.problem import Problem
-from flatscope.progress import Advance, progress
+from flatscope.progress import Advance, progress_bar
 from flatscope.result import columns_of
-from flatscope.sampling import out_of_time
+from flatscope.sampling import time_is_over
 
 LATE = "not measured: the time was up"
 
@@ -112,9 +112,9 @@ def _compute_sensitivity(
     tasks = [Task(layer, change) for layer in chosen for change in changes]
     scores, slope = ctx.scores(), norm(ctx.gradient())  # before the time of a budget goes to what may be left out
     rows: list[dict[str, Any]] = []
-    with progress("Measuring layers", total=len(tasks), lines=True) as advance:
+    with progress_bar("Measuring layers", total=len(tasks), lines=True) as advance:
         for group in _groups_of_tasks(ctx, tasks):
-            steps = {} if out_of_time(ctx) else _steps_of_tasks(ctx, group, rule)
+            steps = {} if time_is_over(ctx) else _steps_of_tasks(ctx, group, rule)
             rises = _measured_rises(ctx, group if steps else [], steps, trapezoid, advance)
             steps = {key: step for key, step in steps.items() if (key, "rise") in rises}
             predicted, no_prediction = None, ""
@@ -185,7 +185,7 @@ def _steps_of_tasks(ctx: Context, tasks: Sequence[Task], rule: Rounding) -> dict
     try:
         return {task.key: {task.layer.weight: _step_of_task(ctx, task, rule)} for task in tasks}
     except NotApplicable:
-        if not out_of_time(ctx):
+        if not time_is_over(ctx):
             raise
         return {}
 

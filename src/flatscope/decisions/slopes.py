@@ -18,7 +18,7 @@ from flatscope.curvature.per_sample_gradients import Flow
 from flatscope.curvature.sweep import gradient_flows, sweep_plan
 from flatscope.errors import NotApplicable
 from flatscope.params import Params
-from flatscope.samples import Batch, cut
+from flatscope.samples import Batch, slice_inputs
 
 forward_ad: Any = untyped_forward_ad
 Loss = Callable[[Tensor, Tensor], Tensor]  # of every sample
@@ -42,10 +42,10 @@ def gradient_products_with_steps(
     keys = of_weight[flow.weight]
     moves = torch.stack([steps[key][flow.weight] for key in keys])
     total: Tensor | float = 0.0
-    for use, columns in zip(flow.uses, flow.columns, strict=True):
+    for use, cotangents in zip(flow.uses, flow.cotangents, strict=True):
         x = use.input.detach()
         moved = moved_outputs(x, moves.to(x), use.kind, use.settings)  # (n, several, …)
-        total = total + columns.flatten(2) @ moved.mT
+        total = total + cotangents.flatten(2) @ moved.mT
     yield from zip(keys, total.double().unbind(2), strict=True)  # type: ignore[union-attr]
 
 
@@ -81,7 +81,7 @@ def _slopes_by_sample_gradients(ctx: Context, batch: Batch, steps: Steps) -> dic
     others, size = dict.fromkeys(ctx.params.keys() - of_weight.keys(), ""), sweep_plan(ctx, 1).samples
 
     def slopes(start: int, stop: int) -> dict[Any, Tensor]:
-        samples = cut(inputs, start, stop), targets[start:stop]
+        samples = slice_inputs(inputs, start, stop), targets[start:stop]
         sums = {key: torch.zeros(stop - start, dtype=torch.float64, device=targets.device) for key in steps}
         for flow in gradient_flows(ctx, samples, others):
             for key, along in gradient_products_with_steps(ctx, flow, of_weight, steps):

@@ -23,10 +23,10 @@ from flatscope.network.layers import Layer as Layer
 from flatscope.network.operations import TABLE as TABLE
 from flatscope.network.units import Graph as Graph
 from flatscope.params import Params as Params
-from flatscope.params import count as count
+from flatscope.params import count_scalars as count_scalars
 from flatscope.params import flatten as flatten
 from flatscope.params import unflatten as unflatten
-from flatscope.progress import progress as progress
+from flatscope.progress import progress_bar as progress_bar
 from flatscope.registry import PAPERS as PAPERS
 from flatscope.registry import Value as Value
 from flatscope.registry import bound as bound

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from flatscope.context import Context
 from flatscope.errors import InputError, NotApplicable, refuse_unless_whole
-from flatscope.params import count, norm
+from flatscope.params import count_scalars, norm
 from flatscope.registry import FUNCTION_SYMMETRIES, SYMMETRIES, Value, bound
-from flatscope.samples import Inputs, as_rows, parts_of
+from flatscope.samples import Inputs, as_rows, tensors_of_inputs
 
 
 def sample_complexity(gap: float, delta: float, bits: int, n_parameters: int) -> float:
@@ -41,7 +41,7 @@ def parameter_counting(ctx: Context, *, delta: float, bits: int = 32) -> Value:
         delta: the bound holds with probability at least 1 - delta.
         bits: precision of one weight.
     """
-    needed_for_unit_gap = sample_complexity(1.0, delta, bits, count(ctx.trainable.values()))
+    needed_for_unit_gap = sample_complexity(1.0, delta, bits, count_scalars(ctx.trainable.values()))
     return Value(math.sqrt(needed_for_unit_gap / ctx.problem.n_train))
 
 
@@ -84,7 +84,7 @@ def covering(ctx: Context, *, delta: float, radius: float = 0.0, epsilon: float 
         radius = norm({name: v.double() - initial[name].double() for name, v in ctx.trainable.items()})
     if not 0 < epsilon < radius:
         raise NotApplicable("0 < epsilon < radius of the explored ball", f"{epsilon:g} and {radius:.4g}")
-    log_number = log_covering_number(radius, epsilon, count(ctx.trainable.values()))
+    log_number = log_covering_number(radius, epsilon, count_scalars(ctx.trainable.values()))
     return Value(math.sqrt(log_number / ctx.problem.n_train), reason=f"G_T = {radius:.4g}, log N = {log_number:.4g}")
 
 
@@ -123,8 +123,8 @@ def multitask(ctx: Context, *, delta: float, tasks: int = 10, bits: int = 32) ->
         raise NotApplicable("the network has no dense or convolutional layer")
     refuse_unless_whole(bits, "bits")
     last = ctx.network.layers[-1]
-    own = count(ctx.trainable[name] for name in (last.weight, last.bias) if name in ctx.trainable)
-    shared = count(ctx.trainable.values()) - own
+    own = count_scalars(ctx.trainable[name] for name in (last.weight, last.bias) if name in ctx.trainable)
+    shared = count_scalars(ctx.trainable.values()) - own
     log_two = bits * math.log(2)
     return Value(multitask_gap(ctx.problem.n_train, tasks, own * log_two, shared * log_two, delta))
 
@@ -237,7 +237,7 @@ def _cells_and_losses(ctx: Context, centres: Tensor, sizes: list[int]) -> Iterat
                 nearest = torch.stack([distances[:, :size].argmin(1) for size in sizes], dim=1)
                 cells = nearest * ctx.problem.n_classes + targets[:, None].to(nearest.device)
                 losses = ctx.problem.loss(ctx.forward(inputs), targets).double().clamp(0, 1)
-                ctx.count("forward", len(targets))
+                ctx.charge_passes("forward", len(targets))
                 yield cells.cpu(), losses.cpu()
 
 
@@ -258,7 +258,7 @@ def spread_by_sample(cell: Tensor, losses: Tensor, n_train: int) -> Tensor:
 
 def input_vectors(inputs: Inputs) -> Tensor:
     """The one input of each sample as a vector: (n, d), float64."""
-    parts = parts_of(inputs)
+    parts = tensors_of_inputs(inputs)
     if len(parts) != 1 or not parts[0].is_floating_point():
         raise NotApplicable("needs one input of real numbers")
     return as_rows(parts[0]).double()

@@ -21,7 +21,7 @@ from flatscope.measures.interactions import relu_chain
 from flatscope.measures.margins import margin
 from flatscope.network.stretch_rules import safe_log
 from flatscope.registry import Value, bound, declarations
-from flatscope.samples import as_rows, parts_of
+from flatscope.samples import as_rows, tensors_of_inputs
 
 # Which norm of an input goes with a norm of the weights: ℓ1 norms of weights pair with the largest entry.
 INPUT_NORMS = {
@@ -80,7 +80,7 @@ def largest_inputs(ctx: Context) -> dict[str, float]:
     """Largest ℓ2 norm and largest absolute entry ("linf") of a training input."""
     largest = {"l2": 0.0, "linf": 0.0}
     for inputs, _ in ctx.batches():
-        parts = parts_of(inputs)
+        parts = tensors_of_inputs(inputs)
         if len(parts) != 1:
             raise NotApplicable("a network with one input", f"{len(parts)} inputs")
         rows = as_rows(parts[0].double())

@@ -29,7 +29,7 @@ from flatscope.generalization_bounds.relative_entropy import (
 )
 from flatscope.params import Params, flatten, unflatten
 from flatscope.perturbation import samples_as_one_batch
-from flatscope.progress import progress
+from flatscope.progress import progress_bar
 from flatscope.registry import Value, bound
 from flatscope.samples import Batch, rows_of_inputs
 
@@ -171,8 +171,8 @@ def _loss_and_slope(ctx: Context, batch: Batch, weights: Tensor, like: Params) -
     leaves = {name: value.detach().requires_grad_() for name, value in unflatten(weights, like).items()}
     loss = surrogate_loss(ctx.forward(inputs, {**ctx.params, **leaves}), targets).mean()
     slopes = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
-    ctx.count("forward", len(targets))
-    ctx.count("backward", len(targets))
+    ctx.charge_passes("forward", len(targets))
+    ctx.charge_passes("backward", len(targets))
     return float(loss.detach()), torch.cat([slope.flatten() for slope in slopes])
 
 
@@ -194,7 +194,7 @@ def _adam_descent(
     generator = ctx.generator(f"pac_bayes_optimised, {what}")
     spent, part = _share_of_time_spent(ctx, share), max(1, training.steps // PARTS)
     losses: list[float] = []
-    with progress(what, total=training.steps, lines=True) as advance:
+    with progress_bar(what, total=training.steps, lines=True) as advance:
         for step in range(training.steps):
             done = max(step / training.steps, spent())
             if done >= 1 or (step % part == 0 and _has_stopped_falling(losses, part)):
@@ -244,12 +244,12 @@ def sampled_errors(
     """
     generator, spent = ctx.generator(f"pac_bayes_optimised, {part}"), _share_of_time_spent(ctx, share)
     errors: list[Tensor] = []
-    with torch.no_grad(), progress("Draws", total=draws, lines=True) as advance:
+    with torch.no_grad(), progress_bar("Draws", total=draws, lines=True) as advance:
         while len(errors) < draws and not (len(errors) > 1 and spent() >= 1):
             inputs, targets = random_batch(samples, batch, generator)
             outputs = ctx.forward(inputs, {**ctx.params, **posterior.drawn(generator)})
             errors.append(zero_one_loss(outputs, targets).mean())
-            ctx.count("forward", len(targets))
+            ctx.charge_passes("forward", len(targets))
             advance()
     return torch.stack(errors).double().cpu()
 

@@ -216,7 +216,9 @@ class TheoremConstants:
         return [self.mu**2 * norm / math.sqrt(above * below) for norm, above, below in sizes]
 
 
-def theorem_1(c: TheoremConstants, sigmas: Sequence[float], flips: Sequence[float], n: int, delta: float) -> float:
+def theorem_1_bound(
+    c: TheoremConstants, sigmas: Sequence[float], flips: Sequence[float], n: int, delta: float
+) -> float:
     """The right-hand side of Theorem 1 with the O replaced by one.
 
     Args:
@@ -234,7 +236,9 @@ def theorem_1(c: TheoremConstants, sigmas: Sequence[float], flips: Sequence[floa
     return (fixed + flipped) * c.lipschitz * c.outputs + math.sqrt((kl + math.log(1 / delta)) / n)
 
 
-def simplified(c: TheoremConstants, sigma: float, n: int, delta: float, flips: Sequence[float] | None = None) -> float:
+def simplified_theorem_1_bound(
+    c: TheoremConstants, sigma: float, n: int, delta: float, flips: Sequence[float] | None = None
+) -> float:
     """The simplified bound that follows Theorem 1, with the O replaced by one.
 
     σ(1 + (1 + σC₂C₃)C₂) C_L mean‖f(x)‖ + √((d²/μ⁴ Σ h_i h_{i-1} / σ² + ln(1/δ)) / n). With `flips` the factors
@@ -294,9 +298,9 @@ def sharpness_theorem_1(
 
     def at(sigma: float) -> float:
         if form == "simplified":
-            return simplified(c, sigma, n, delta, flips if corrected else None)
+            return simplified_theorem_1_bound(c, sigma, n, delta, flips if corrected else None)
         sigmas = [sigma / (flip * len(flips)) * unit for flip, unit in zip(flips, c.units, strict=True)]
-        return theorem_1(c, sigmas, flips, n, delta)
+        return theorem_1_bound(c, sigmas, flips, n, delta)
 
     value, sigma = min((at(sigma), sigma) for sigma in SIGMAS)
     return Value(value, exact=False, reason=f"σ {sigma:.3g}; μ {c.mu:.3g}, C2 {c.c2:.3g}, C3 {c.c3:.3g}")
@@ -322,7 +326,7 @@ def _theorem_1_constants(ctx: Context, samples: int, lipschitz: float) -> Theore
     with torch.no_grad():
         for inputs, targets in ctx.batches():
             total += float(as_rows(ctx.forward(inputs).double()).norm(dim=1).sum())
-            ctx.count("forward", len(targets))
+            ctx.charge_passes("forward", len(targets))
     return TheoremConstants(chain.widths, norms, mu, c2, c3, total / ctx.problem.n_train, lipschitz)
 
 

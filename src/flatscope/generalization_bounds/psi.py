@@ -47,7 +47,7 @@ class PathSpread:
         return math.exp(self.log_inf)
 
 
-def psi_of(spread: PathSpread, epsilon: float, depth: int) -> float:
+def psi_of_path_values(spread: PathSpread, epsilon: float, depth: int) -> float:
     """ψ(v) = sup over s = 1 … L of ε^(s-1) sup|v|^(2L+1-s) / inf|v|^(2L); infinite if a value is zero."""
     if spread.log_inf == -math.inf:
         return math.inf
@@ -64,7 +64,7 @@ def theorem_5_1_bound(
 ) -> float:
     """The right-hand side of (11), letter by letter; `widths` are d_0, d_1 and d_L."""
     d0, d1, dl = widths
-    inner = 1 + 2 ** ((3 * depth + 4) / 2) * (depth - 1) * d1 * dl * psi_of(spread, epsilon, depth)
+    inner = 1 + 2 ** ((3 * depth + 4) / 2) * (depth - 1) * d1 * dl * psi_of_path_values(spread, epsilon, depth)
     return 2 * input_norm * lipschitz * d0 * float(d1) ** (depth - 1) * dl * inner * epsilon
 
 
@@ -356,7 +356,7 @@ def _input_norms(ctx: Context, paths: PathCoordinates) -> list[float]:
         for inputs, targets in double_ctx.batches():
             outputs = as_rows(replay(double_ctx.problem.model, inputs, note, params))
             _refuse_larger_networks((outputs - below[0]).abs(), torch.zeros_like(outputs), "what the last layer gives")
-            ctx.count("forward", len(targets))
+            ctx.charge_passes("forward", len(targets))
     return norms
 
 

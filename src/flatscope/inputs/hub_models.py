@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.modules import module as torch_modules
 
 from flatscope.errors import InputError, first_line
-from flatscope.formatting import some_of
+from flatscope.formatting import first_of_names
 from flatscope.isolation import private_randomness
 
 HUBS = ("timm", "hf")
@@ -123,7 +123,7 @@ def _hugging_face_model(name: str, options: dict[str, Any], has_weights: bool) -
         raise InputError("weights in safetensors", first_line(problem), where, OFFLINE) from problem
     if drawn := sorted(facts["missing_keys"]):  # transformers draws them, and only warns
         fix = "Name a checkpoint whose head was trained too, or give all weights with --weights"
-        raise InputError(f"weights of every parameter of {kind}", f"none of {some_of(drawn, 4)}", where, fix)
+        raise InputError(f"weights of every parameter of {kind}", f"none of {first_of_names(drawn, 4)}", where, fix)
     return loaded
 
 

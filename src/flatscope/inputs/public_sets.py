@@ -21,7 +21,7 @@ import numpy.typing as npt
 from flatscope.errors import DataFileError, InputError, refuse_unknown
 from flatscope.inputs import formats
 from flatscope.inputs.known_files import SETS, Download, KnownFile, Part, PublicSet
-from flatscope.progress import Advance, progress
+from flatscope.progress import Advance, progress_bar
 
 Arrays = tuple[formats.Bytes, npt.NDArray[np.int64]]
 
@@ -170,7 +170,7 @@ def verify(name: str, root: str | Path | None = None) -> list[FileCheck]:
     except DataFileError as error:
         members, broken = {}, str(error)
     checks = []
-    with progress(f"verifying {public.title}", len(public.files)) as advance:
+    with progress_bar(f"verifying {public.title}", len(public.files)) as advance:
         for file in public.files:
             checks.append(_verify_file(file, places.get(file.name), members, broken, folder))
             advance()
@@ -259,7 +259,7 @@ def _verified_contents(public: PublicSet, files: tuple[KnownFile, ...], places: 
         return content
 
     # Unpacking and hashing release the interpreter lock: threads halve the time for xz files on two cores.
-    reading = progress(f"reading {public.title}", len(files))
+    reading = progress_bar(f"reading {public.title}", len(files))
     with ThreadPoolExecutor(max_workers=4) as pool, reading as advance:
         for content in pool.map(checked, files, places):
             advance()
@@ -286,7 +286,7 @@ def fetch(name: str, root: str | Path | None = None, *, base_url: str | None = N
     public = public_set(name)
     folder = data_root(root) / public.folders[0]
     url = (base_url or public.url).rstrip("/") + "/"
-    with progress(f"fetching {public.title}", sum(file.size for file in public.downloads)) as advance:
+    with progress_bar(f"fetching {public.title}", sum(file.size for file in public.downloads)) as advance:
         return [_download_file(file, url, folder, advance) for file in public.downloads]
 
 

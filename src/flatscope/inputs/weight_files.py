@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from flatscope.disk import open_file, write_whole
 from flatscope.errors import InputError, WeightsError
 from flatscope.files import LARGEST_RATIO, LEAST_LIMIT
-from flatscope.formatting import some_of
+from flatscope.formatting import first_of_names
 from flatscope.params import plain_names
 from flatscope.tensor_files import read_tensors, tensor_bytes
 
@@ -93,7 +93,7 @@ def fit_weights(model: nn.Module, tensors: Mapping[str, Tensor], where: str) -> 
         if name in tensors and tensors[name].shape != value.shape
     ]
     differences = [("missing ", absent), ("not in the model ", extra), ("tensors of another shape ", shapes)]
-    if problems := "; ".join(label + some_of(list(names), 5) for label, names in differences if names):
+    if problems := "; ".join(label + first_of_names(list(names), 5) for label, names in differences if names):
         raise WeightsError("the weights of this model", problems, where, "Take the weights of the same architecture")
     for name in own:
         for twin in twins[name] & tensors.keys():

@@ -11,10 +11,10 @@ from torch import Tensor
 from flatscope.context import Context, sample_margins
 from flatscope.landscapes.directions import Plane
 from flatscope.measures.lines import answered_forward, layer_responses_along_directions, layers_before_any_moved_weight
-from flatscope.params import Params, count, vectorised_over_points
+from flatscope.params import Params, count_scalars, vectorised_over_points
 from flatscope.perturbation import FEW_SAMPLES, can_stack_weights
 from flatscope.problem import DEFAULT_BATCH
-from flatscope.samples import Inputs, parts_of
+from flatscope.samples import Inputs, tensors_of_inputs
 
 if TYPE_CHECKING:
     from torch.cuda import CUDAGraph
@@ -113,7 +113,7 @@ class GridLosses:
     @property
     def width(self) -> int:
         """Grid points whose weights are held at once."""
-        return max(1, STACK_BYTES // (8 * count(self._ctx.params[name] for name in self._plane.names)))
+        return max(1, STACK_BYTES // (8 * count_scalars(self._ctx.params[name] for name in self._plane.names)))
 
     def __call__(self, points: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
         """Loss (k,), error (k,) or None, and poles (k,), at coordinates (k, d); NaN at poles.
@@ -142,7 +142,7 @@ class GridLosses:
         replay = self._cuda_graph_of_pass() if k > 1 else None
         if replay is not None:
             sums, errors = replay(weights, points)
-            self._ctx.count("forward", k * self._n)
+            self._ctx.charge_passes("forward", k * self._n)
             return sums.cpu() / self._n, errors.cpu() / self._n if problem.classification else None
         losses = torch.zeros(k, dtype=torch.float64, device=problem.device)
         wrong = torch.zeros(k, dtype=torch.float64, device=problem.device)
@@ -158,7 +158,7 @@ class GridLosses:
                 losses += problem.loss(flat, repeated).reshape(k, -1).double().sum(1)
                 if problem.classification:
                     wrong += (~(sample_margins(flat, repeated) > 0)).reshape(k, -1).double().sum(1)  # NaN is wrong
-                self._ctx.count("forward", k * len(targets))
+                self._ctx.charge_passes("forward", k * len(targets))
         return losses.cpu() / self._n, wrong.cpu() / self._n if problem.classification else None
 
     def _losses_point_by_point(self, weights: Params, points: Tensor, inputs: Inputs, known: Responses) -> Tensor:
@@ -225,7 +225,7 @@ class GridLosses:
     def _bytes_of_all(self) -> int:
         inputs = self._ctx.problem.example()
         known = self._affine_responses(inputs)
-        tensors = [*parts_of(inputs), *(part for parts in known.values() for part in parts)]
+        tensors = [*tensors_of_inputs(inputs), *(part for parts in known.values() for part in parts)]
         per_sample = sum(t.numel() * t.element_size() / len(t) for t in tensors)
         return int(per_sample * self._n)
 

@@ -39,9 +39,9 @@ from flatscope.landscapes.directions import (
 from flatscope.landscapes.grid_losses import GridLosses
 from flatscope.landscapes.surface import Surface
 from flatscope.measures.psi_flatness import path_coordinates
-from flatscope.params import Params, count, flatten, norm, unflatten
+from flatscope.params import Params, count_scalars, flatten, norm, unflatten
 from flatscope.problem import Problem
-from flatscope.progress import progress
+from flatscope.progress import progress_bar
 from flatscope.symmetries.folding import has_batchnorm
 
 SPACES = ("weights", "psi")
@@ -128,7 +128,7 @@ def landscape(
             plane, about = _path_plane(ctx, dimensions, noise, relative, rule)
             about["largest_noise"] = noise * plane.reach(span)
         else:
-            length = noise * (norm(ctx.trainable) if relative else count(ctx.trainable.values()) ** 0.5)
+            length = noise * (norm(ctx.trainable) if relative else count_scalars(ctx.trainable.values()) ** 0.5)
             plane, about = _weight_plane(ctx, problem.model, directions, others, dimensions, length, checkpoint)
         axes = tuple(_grid_axis(grid, span, towards=i < len(others)) for i in range(dimensions))
         losses = GridLosses(ctx, plane, part)
@@ -180,7 +180,7 @@ def _losses_of_grid_rows(
     else:
         pieces = [torch.stack([torch.full_like(axes[1], float(t)), axes[1]], dim=1) for t in axes[0]]
     rows = []
-    with progress("Landscape", total=sum(len(piece) for piece in pieces)) as advance:
+    with progress_bar("Landscape", total=sum(len(piece) for piece in pieces)) as advance:
         for number, piece in enumerate(pieces):
             row = kept.read(number, len(piece))
             if row is None:
@@ -218,7 +218,7 @@ def _weight_plane(
     checkpoint: str | os.PathLike[str] | None,
 ) -> tuple[WeightPlane, dict[str, Any]]:  # fmt: skip
     """The plane in weight space, and what is worth knowing about it."""
-    about: dict[str, Any] = {"parameters": count(ctx.trainable.values())}
+    about: dict[str, Any] = {"parameters": count_scalars(ctx.trainable.values())}
     if others:
         chosen = directions_to_networks(ctx, template, others)
         if len(chosen) < dimensions:
@@ -375,7 +375,7 @@ def kept_directions(
             vectors = [torch.from_numpy(stored[name]) for name in sorted(stored)]
         except (OSError, ValueError) as problem:
             raise InputError("directions of a landscape", str(problem), where=str(path)) from problem
-        if any(vector.shape != (count(like.values()),) for vector in vectors):
+        if any(vector.shape != (count_scalars(like.values()),) for vector in vectors):
             raise InputError("directions of this network", "others", where=str(path), fix="Choose another folder")
         device = next(iter(like.values())).device
         return [unflatten(vector.to(device), like) for vector in vectors]

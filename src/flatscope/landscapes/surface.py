@@ -15,7 +15,7 @@ from torch import Tensor
 from flatscope.charts import label_powers, resized_figure
 from flatscope.errors import InputError
 from flatscope.files import Arrays
-from flatscope.formatting import number
+from flatscope.formatting import readable_number
 from flatscope.result import DrawnResult
 
 if TYPE_CHECKING:
@@ -180,7 +180,8 @@ class Surface(DrawnResult):
     def headline_lines(self) -> list[str]:
         """Sentences on the rise of the loss on the picture, on falls, and on whether pictures can be compared."""
         low, high = self.heights
-        told = f"Loss {number(self.centre, 3)} at the network, {number(low, 3)} to {number(high, 3)} around it"
+        centre, lowest, highest = (readable_number(loss, 3) for loss in (self.centre, low, high))
+        told = f"Loss {centre} at the network, {lowest} to {highest} around it"
         falls = math.isfinite(low) and self.centre - low > FALLS * max(abs(self.centre), 1e-12)
         lines = [f"{told}{': it falls along some direction, so this is no minimum' if falls else ''}."]
         if self.space == "weights" and self.directions == "gaussian":
@@ -197,8 +198,8 @@ class Surface(DrawnResult):
         low, high = self.heights
         poles = f", {int(self.poles.sum())} across poles" if bool(self.poles.any()) else ""
         return f"{self.headline}\n" + (
-            f"Surface({self.space}, {self.directions}, {size}: loss {number(self.centre)} at the centre, "
-            f"{number(low)} to {number(high)}{poles})"
+            f"Surface({self.space}, {self.directions}, {size}: loss {readable_number(self.centre)} at the centre, "
+            f"{readable_number(low)} to {readable_number(high)}{poles})"
         )
 
     def _head(self) -> dict[str, Any]:

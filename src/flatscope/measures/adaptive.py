@@ -14,7 +14,7 @@ from flatscope.context import Context
 from flatscope.curvature.second_derivative import refuse_wrong_jacobian_products
 from flatscope.errors import InputError, NotApplicable
 from flatscope.loss import Loss
-from flatscope.params import Params, count
+from flatscope.params import Params, count_scalars
 from flatscope.perturbation import (
     context_with_loss,
     measure_of_moves,
@@ -104,7 +104,7 @@ def _weight_sizes(ctx: Context, scale: str) -> Params:
 
 def _relative_noise(ctx: Context, sizes: Params, rho: float, norm: str, pairs: int) -> Iterator[Params]:
     generator = ctx.generator("adaptive_sharpness")
-    sigma = rho / math.sqrt(count(sizes.values())) if norm == "l2" else rho
+    sigma = rho / math.sqrt(count_scalars(sizes.values())) if norm == "l2" else rho
     for _ in range(pairs):
         drawn = random_normal(ctx, generator, sizes)
         for sign in (sigma, -sigma):
@@ -155,8 +155,8 @@ def fisher_rao_norm(ctx: Context, *, labels: Labels = "data") -> float:
     total = 0.0
     for inputs, targets in ctx.batches():
         outputs, along = _derivative_along_weights(ctx, inputs)
-        ctx.count("forward", len(targets))
-        ctx.count("backward", 2 * len(targets))
+        ctx.charge_passes("forward", len(targets))
+        ctx.charge_passes("backward", 2 * len(targets))
         if labels == "model":
             if outputs.ndim > 2:
                 raise NotApplicable("labels drawn from the network need one class per sample")

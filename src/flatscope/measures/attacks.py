@@ -16,7 +16,7 @@ from torch import Tensor
 from flatscope.context import Context, sample_margins
 from flatscope.errors import NotApplicable
 from flatscope.measures.sample_kinds import kinds_of_samples
-from flatscope.samples import Inputs, as_rows, each_part, parts_of
+from flatscope.samples import Inputs, as_rows, map_inputs, tensors_of_inputs
 
 SAMPLES, KINDS = 6, 6
 LENGTHS = (1e-2, 1.0)  # of the moves that are tried, relative to the samples
@@ -54,12 +54,12 @@ def refuse_broken_radius(ctx: Context, margin: float, radius: float) -> None:
     inputs, targets = next(iter(ctx.batches()))
     with torch.no_grad():
         margins = sample_margins(ctx.forward(inputs), targets)
-    ctx.count("forward", len(targets))
+    ctx.charge_passes("forward", len(targets))
     order = torch.where(margins > margin, margins, math.inf).argsort()[:SAMPLES]
     order = order[(margins > margin)[order]]
     if not len(order) or radius == 0:
         return
-    moving = _Moving(ctx, each_part(inputs, lambda part: part[order]))
+    moving = _Moving(ctx, map_inputs(inputs, lambda part: part[order]))
     reach, labels = min(radius, 1e3 * moving.size) * (1 - TOLERANCE), targets[order]
     point = moving.start
     for step in range(STEPS):
@@ -90,7 +90,7 @@ def largest_quotient(ctx: Context, order: float) -> float:
     kinds = [ctx.problem.example(SAMPLES)] if one_kind else islice(kinds_of_samples(ctx, everything=False), KINDS)
     best = 0.0
     for inputs in kinds:
-        if any(part.is_floating_point() for part in parts_of(inputs)):
+        if any(part.is_floating_point() for part in tensors_of_inputs(inputs)):
             best = max(best, _largest_quotient_of_batch(ctx, _Moving(ctx, inputs), order))
     return best
 
@@ -141,7 +141,7 @@ class _Moving:
 
     def __init__(self, ctx: Context, inputs: Inputs) -> None:
         self.ctx, self.inputs = ctx, inputs
-        real = [part for part in parts_of(inputs) if part.is_floating_point()]
+        real = [part for part in tensors_of_inputs(inputs) if part.is_floating_point()]
         self.shapes = [part.shape[1:] for part in real]
         self.start = torch.cat([as_rows(part) for part in real], 1)
         self.size = float(self.start.norm(dim=1).mean()) or 1.0
@@ -153,7 +153,7 @@ class _Moving:
 
     def outputs(self, rows: Tensor, copies: int = 1) -> Tensor:
         """Outputs (rows, all) of these points, each in the place of its sample; of several copies of the samples."""
-        self.ctx.count("forward", len(rows))
+        self.ctx.charge_passes("forward", len(rows))
         return self._forward(rows, copies).reshape(len(rows), -1)
 
     def _forward(self, rows: Tensor, copies: int = 1) -> Tensor:
@@ -165,12 +165,12 @@ class _Moving:
                 return torch.cat([part] * copies)
             return torch.reshape(next(pieces), (len(rows), *next(shapes)))
 
-        return self.ctx.forward(each_part(self.inputs, moved))
+        return self.ctx.forward(map_inputs(self.inputs, moved))
 
     def slope(self, rows: Tensor, wanted: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
         """Outputs at these points, and the gradient of a number made of them; zero where there is none."""
-        self.ctx.count("forward", len(rows))
-        self.ctx.count("backward", len(rows))
+        self.ctx.charge_passes("forward", len(rows))
+        self.ctx.charge_passes("backward", len(rows))
         with torch.enable_grad():
             free = rows.detach().requires_grad_()
             outputs = self._forward(free)

@@ -13,7 +13,7 @@ from flatscope.context import Context
 from flatscope.curvature.second_derivative import refuse_wrong_second_derivative
 from flatscope.errors import InputError, NotApplicable, refuse_unless_whole
 from flatscope.registry import Value, measure
-from flatscope.samples import Batch, cut, joined_inputs, shape_text
+from flatscope.samples import Batch, joined_inputs, shape_text, slice_inputs
 from flatscope.sampling import draw_until_precise
 
 READ_TOGETHER = 32  # mini-batches whose samples one pass over the data collects
@@ -76,7 +76,7 @@ def _batches_of_samples(ctx: Context, chosen: list[list[int]]) -> Iterator[list[
     wanted, batches, seen = set(itertools.chain(*chosen)), dict[int, Batch](), 0
     for inputs, targets in ctx.batches():
         for i in wanted & set(range(seen, seen + len(targets))):
-            batches[i] = cut(inputs, i - seen, i - seen + 1), targets[i - seen : i - seen + 1]
+            batches[i] = slice_inputs(inputs, i - seen, i - seen + 1), targets[i - seen : i - seen + 1]
         seen += len(targets)
     for numbers in chosen:
         shapes: dict[str, list[Batch]] = {}
@@ -99,7 +99,7 @@ def _curvature_along_gradient(ctx: Context, pieces: list[Batch], weight_decay: f
         if slope_along.requires_grad:  # a gradient that does not depend on the weights has no curvature
             curved = list(torch.autograd.grad(slope_along, tensors, materialize_grads=True))
     for kind in ("forward", "backward", "curvature"):
-        ctx.count(kind, size)
+        ctx.charge_passes(kind, size)
     square = sum(float(v.double().square().sum()) for v in along)
     if not square:
         reason = "the gradient of some mini-batch is zero, so that it has no direction"

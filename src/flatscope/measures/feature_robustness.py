@@ -99,7 +99,7 @@ class Acting:
     def __init__(self, ctx: Context, layer: Layer) -> None:
         self.layer = layer
         self.weight = ctx.params[layer.weight].double()
-        Q, R = torch.linalg.qr(by_feature(self.weight[None], layer)[0].mT)
+        Q, R = torch.linalg.qr(weights_by_input_feature(self.weight[None], layer)[0].mT)
         signs = R.diagonal(dim1=-2, dim2=-1).sign()  # made positive, the factors are the same on every device
         signs = torch.where(signs == 0, torch.ones_like(signs), signs)
         self.left: Tensor = (R * signs[..., None]).mT  # L: (groups, rows, rank)
@@ -107,11 +107,11 @@ class Acting:
 
     def moves(self, points: Tensor) -> Tensor:
         """wA, shaped as the weight (k, *shape), for each C of (k, groups, rank, features)."""
-        return from_feature(self.left @ points, self.weight, self.layer)
+        return weights_from_feature_rows(self.left @ points, self.weight, self.layer)
 
     def pulled(self, gradients: Tensor) -> Tensor:
         """Gradients with respect to the weight (k, *shape) as gradients with respect to C."""
-        return self.left.mT @ by_feature(gradients, self.layer)
+        return self.left.mT @ weights_by_input_feature(gradients, self.layer)
 
 
 def _worst_feature_robustness(ctx: Context, layer: Layer, delta: float, restarts: int, steps: int) -> Value:
@@ -164,7 +164,7 @@ def nearest_isometry(matrices: Tensor) -> Tensor:
     return isometry
 
 
-def by_feature(weights: Tensor, layer: Layer) -> Tensor:
+def weights_by_input_feature(weights: Tensor, layer: Layer) -> Tensor:
     """Weights (k, *shape) as rows that act on input features: (k, groups, out · taps, features of a group)."""
     shaped = weights.reshape(len(weights), layer.groups, weights.shape[1] // layer.groups, weights.shape[2], -1)
     if layer.input_first:  # (in, out of a group, *taps), not (out, in of a group, *taps)
@@ -172,8 +172,8 @@ def by_feature(weights: Tensor, layer: Layer) -> Tensor:
     return shaped.transpose(3, 4).flatten(2, 3)
 
 
-def from_feature(rows: Tensor, weight: Tensor, layer: Layer) -> Tensor:
-    """The inverse of `by_feature`, shaped as the weight: (k, *shape)."""
+def weights_from_feature_rows(rows: Tensor, weight: Tensor, layer: Layer) -> Tensor:
+    """The inverse of `weights_by_input_feature`, shaped as the weight: (k, *shape)."""
     k, groups, _, features = rows.shape
     out = weight.shape[1] if layer.input_first else weight.shape[0] // groups
     shaped = rows.reshape(k, groups, out, -1, features).transpose(3, 4)  # (k, groups, out, in, taps)

@@ -23,10 +23,10 @@ from flatscope.measures.lipschitz import Constants
 from flatscope.measures.margin_exact import as_shallow, exact_margins
 from flatscope.measures.margin_search import estimated_distances, linear_distances, nearest_changes, other_classes
 from flatscope.network.interception import Operation
-from flatscope.progress import progress
+from flatscope.progress import progress_bar
 from flatscope.registry import FUNCTION_SYMMETRIES, Value, measure
 from flatscope.samples import as_rows, output_tensor
-from flatscope.sampling import end_in_time, out_of_time
+from flatscope.sampling import refuse_out_of_time, time_is_over
 
 Part = Literal["train", "test"]
 # Random signs tell the length of a gradient this factor too short for one class in a million (64 draws, χ²).
@@ -88,7 +88,7 @@ def geometric_margin(ctx: Context, *, samples: int = 1000, restarts: int = 10, p
     remarks = [constants if isinstance(constants, str) else "", _time_limit_in_words(ctx, len(value), samples, part)]
     if shallow is None:
         moved = f"their last round shortened none by more than {last_gain:.1g}"
-        ended = "; searches ended early, the time was up" if out_of_time(ctx) else ""
+        ended = "; searches ended early, the time was up" if time_is_over(ctx) else ""
         remarks.insert(0, f"upper bound: best of {restarts} searches; {moved}{ended}")
     if bool(value.isinf().any()):
         remarks.append(f"no other class found for {int(value.isinf().sum())} samples")
@@ -124,7 +124,7 @@ def local_linear_margin(ctx: Context, *, samples: int = 1000, part: Part = "trai
                 classes, beyond = _likely_nearest(ctx, x, y, classes, sum(map(len, values)))
             nearest = linear_distances(partial(_outputs_within_time_limit, ctx, x), as_rows(x), y, classes).amin(1)
         except NotApplicable:
-            if not values or not out_of_time(ctx):
+            if not values or not time_is_over(ctx):
                 raise
             break
         values.append(nearest.clamp_min(0).double().cpu())
@@ -158,7 +158,7 @@ def _likely_nearest(ctx: Context, x: Tensor, y: Tensor, classes: Tensor, seen: i
         if lack_of_memory(problem):
             raise
         return classes, torch.full((len(x),), torch.inf).to(flat)
-    ctx.count("backward", len(x) * len(drawn))
+    ctx.charge_passes("backward", len(x) * len(drawn))
     distances, order = estimated.sort(dim=1, stable=True)
     return classes.gather(1, order[:, : limits.nearest_classes]), distances[:, limits.nearest_classes]
 
@@ -176,32 +176,32 @@ def _sample_batches(ctx: Context, samples: int, part: str, what: str) -> Any:
     if ctx.problem.n_outputs < 2:
         raise NotApplicable("needs an output for each class; here one logit stands for two")
     left = min(samples, ctx.problem.part(part).n)
-    with progress(what, total=left) as advance:
+    with progress_bar(what, total=left) as advance:
         for inputs, targets in ctx.batches(part):
             if not isinstance(inputs, Tensor) or not inputs.is_floating_point():
                 raise NotApplicable("distances need inputs that are one tensor of real numbers")
             x, y = inputs[:left], targets[:left]
             with torch.no_grad():
                 outputs = ctx.forward(x)
-            ctx.count("forward", len(x))
+            ctx.charge_passes("forward", len(x))
             yield x, y, outputs
             left -= len(x)
             advance(len(x))
-            if left <= 0 or out_of_time(ctx):
+            if left <= 0 or time_is_over(ctx):
                 return
 
 
 def _outputs_of(ctx: Context, like: Tensor, flat: Tensor) -> Tensor:
     """Outputs of inputs given as vectors (n, d), with what that takes charged."""
-    ctx.count("forward", len(flat))
+    ctx.charge_passes("forward", len(flat))
     if flat.requires_grad:
-        ctx.count("backward", len(flat))
+        ctx.charge_passes("backward", len(flat))
     return ctx.forward(flat.reshape(len(flat), *like.shape[1:]))
 
 
 def _outputs_within_time_limit(ctx: Context, like: Tensor, flat: Tensor) -> Tensor:
     """The same, given up where the time of the whole call is over: classes are many, and each takes a pass."""
-    end_in_time(ctx)
+    refuse_out_of_time(ctx)
     return _outputs_of(ctx, like, flat)
 
 
@@ -212,7 +212,7 @@ def _margins_by_search(ctx: Context, x: Tensor, y: Tensor, outputs: Tensor, rest
     if bool(right.any()):
         generator = ctx.generator("geometric_margin")
         network, start = partial(_outputs_of, ctx, x), as_rows(x[right])
-        nearest = nearest_changes(network, start, y[right], restarts, generator, partial(out_of_time, ctx))
+        nearest = nearest_changes(network, start, y[right], restarts, generator, partial(time_is_over, ctx))
         distances[right.cpu()], gain = nearest.distances.double().cpu(), nearest.last_gain
     return distances, gain
 

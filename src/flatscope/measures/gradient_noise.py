@@ -16,10 +16,10 @@ from flatscope.curvature.memory import in_batches
 from flatscope.curvature.per_sample_gradients import gradient_forms
 from flatscope.curvature.sweep import gradient_flows, sweep_plan
 from flatscope.errors import InputError
-from flatscope.params import Params, count, flatten, norm, vectorised_over_points
+from flatscope.params import Params, count_scalars, flatten, norm, vectorised_over_points
 from flatscope.perturbation import loss_and_gradient, stacked_call_agrees
 from flatscope.registry import Value, measure
-from flatscope.samples import Batch, Inputs, cut, each_part
+from flatscope.samples import Batch, Inputs, map_inputs, slice_inputs
 
 CHUNK_BYTES = 128 * 2**20  # of the per-sample gradients held at once
 FEW_ROWS = 16  # where that is fewer samples, a call for them costs more than its arithmetic
@@ -140,8 +140,8 @@ def noise_parts(ctx: Context) -> Tensor:
                 total[:, 1] += along.double()
         return total.cpu()
 
-    ctx.count("forward", ctx.problem.n_train)
-    ctx.count("backward", ctx.problem.n_train)
+    ctx.charge_passes("forward", ctx.problem.n_train)
+    ctx.charge_passes("backward", ctx.problem.n_train)
     length = norm(covered) ** 2
     total = torch.cat(list(in_batches(ctx, sweep_plan(ctx, 1), work))) + torch.tensor(
         [length, -length], dtype=torch.float64
@@ -167,7 +167,7 @@ def _distances_from_mean_gradient(ctx: Context, mean: Params) -> Tensor:
 def _samples_at_once(ctx: Context, moved: Params) -> int:
     """Samples whose gradients are held at once."""
     size = torch.finfo(ctx.problem.dtype).bits // 8
-    return max(1, min(ctx.problem.batch_size, CHUNK_BYTES // (2 * size * count(moved.values()))))
+    return max(1, min(ctx.problem.batch_size, CHUNK_BYTES // (2 * size * count_scalars(moved.values()))))
 
 
 def sample_gradients(ctx: Context, names: Sequence[str] | None = None) -> Iterator[Tensor]:
@@ -183,7 +183,7 @@ def sample_gradients(ctx: Context, names: Sequence[str] | None = None) -> Iterat
     moved = ctx.trainable if names is None else {name: ctx.trainable[name] for name in names}
     run = _sample_gradients_in_one_call if ctx.cached(can_vectorise_sample_gradients) else _sample_gradients_one_by_one
     for kind in ("forward", "backward"):
-        ctx.count(kind, ctx.problem.n_train)
+        ctx.charge_passes(kind, ctx.problem.n_train)
     for inputs, targets in ctx.share(size=_samples_at_once(ctx, moved)):
         yield run(ctx, moved, inputs, targets)
 
@@ -203,7 +203,7 @@ def _sample_gradients_in_one_call(ctx: Context, moved: Params, inputs: Inputs, t
     point = {name: value.detach() for name, value in moved.items()}
 
     def loss(params: Params, inputs: Inputs, target: Tensor) -> Tensor:
-        outputs = ctx.forward(each_part(inputs, lambda value: value[None]), {**ctx.params, **params})
+        outputs = ctx.forward(map_inputs(inputs, lambda value: value[None]), {**ctx.params, **params})
         return ctx.problem.loss(outputs, target[None]).sum()
 
     stacked: Params = vectorised_over_points(grad(loss), point, inputs, targets, in_dims=(None, 0, 0))
@@ -211,5 +211,5 @@ def _sample_gradients_in_one_call(ctx: Context, moved: Params, inputs: Inputs, t
 
 
 def _sample_gradients_one_by_one(ctx: Context, moved: Params, inputs: Inputs, targets: Tensor) -> Tensor:
-    samples = ((cut(inputs, i, i + 1), targets[i : i + 1]) for i in range(len(targets)))
+    samples = ((slice_inputs(inputs, i, i + 1), targets[i : i + 1]) for i in range(len(targets)))
     return torch.stack([flatten(loss_and_gradient(ctx, sample, moved)[1]) for sample in samples])

@@ -24,7 +24,7 @@ from flatscope.curvature.spectrum import checked_finite
 from flatscope.errors import InputError, NotApplicable, refuse_unless_whole
 from flatscope.measures.gradient_noise import noise_squares, sample_gradients
 from flatscope.measures.layer_values import trace_of_everything
-from flatscope.params import count, flatten, norm
+from flatscope.params import count_scalars, flatten, norm
 from flatscope.perturbation import loss_and_gradient
 from flatscope.registry import FUNCTION_SYMMETRIES, Value, measure
 from flatscope.sampling import Draws, draw_until_precise
@@ -115,7 +115,7 @@ def takeuchi_trace(
     _check_information_options(damping, steps, draws)
     if way == "ratio":
         return _ratio_of_traces(ctx, matrix, centred)
-    p = count(ctx.trainable.values())
+    p = count_scalars(ctx.trainable.values())
     if p <= ctx.effort.limits.inverted_matrix:
         values, noise = ctx.cached(eigensystem, matrix=matrix), ctx.cached(noise_along, matrix=matrix, centred=centred)
         return Value(_trace_of_noise_over_curvature(values[0], noise, damping), exact=True)
@@ -195,13 +195,13 @@ def _random_sum_of_gradients(ctx: Context, generator: torch.Generator, centred: 
     n, device = ctx.problem.n_train, ctx.problem.device
     signs = torch.randint(0, 2, (n,), generator=generator).double() * 2 - 1
     signs = (signs - signs.mean() if centred else signs) / math.sqrt(n)
-    total, start = torch.zeros(count(ctx.trainable.values()), dtype=torch.float64, device=device), 0
+    total, start = torch.zeros(count_scalars(ctx.trainable.values()), dtype=torch.float64, device=device), 0
     for inputs, targets in ctx.batches():
         own = signs[start : start + len(targets)]
         total += flatten(loss_and_gradient(ctx, (inputs, targets), ctx.trainable, own)[1]).double()
         start += len(targets)
     for kind in ("forward", "backward"):
-        ctx.count(kind, n)
+        ctx.charge_passes(kind, n)
     return total
 
 

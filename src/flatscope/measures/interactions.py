@@ -18,7 +18,7 @@ from torch import Tensor
 from flatscope.context import Context
 from flatscope.errors import InputError, NotApplicable, refuse_unless_whole
 from flatscope.registry import Value, measure
-from flatscope.samples import as_rows, parts_of
+from flatscope.samples import as_rows, tensors_of_inputs
 
 Triples = Literal["all", "inner", "edge"]
 Reading = Literal["condition", "figure"]
@@ -101,10 +101,10 @@ def _chosen_samples(ctx: Context, samples: int) -> tuple[Tensor, Tensor]:
             if not len(mine):
                 continue
             outputs = ctx.forward(inputs)
-            ctx.count("forward", len(targets))
-            if len(parts_of(inputs)) != 1:
+            ctx.charge_passes("forward", len(targets))
+            if len(tensors_of_inputs(inputs)) != 1:
                 raise NotApplicable(f"{_CHAIN}; this one has several inputs")
-            vectors = as_rows(parts_of(inputs)[0])
+            vectors = as_rows(tensors_of_inputs(inputs)[0])
             batches.append([t[mine.to(t.device)].double() for t in (vectors, as_rows(outputs))])
     given, out = (torch.cat(column) for column in zip(*batches, strict=True))
     return given, out
@@ -211,12 +211,12 @@ def condition_c2(ctx: Context, *, floor: float = 0.1, units: Units = "rms", samp
         scale = signal.square().mean(1).sqrt()  # (n,)
         alive = scale > 0
         relative = signal[alive].abs() / scale[alive, None]
-        value = steepest(relative, floor) / (scale[alive] if units == "raw" else 1.0)
+        value = largest_slope_of_distribution(relative, floor) / (scale[alive] if units == "raw" else 1.0)
         values[name] = float(value.max()) if len(value) else math.inf
     return _worst_and_layers(values, chain.complete)
 
 
-def steepest(sizes: Tensor, floor: float) -> Tensor:
+def largest_slope_of_distribution(sizes: Tensor, floor: float) -> Tensor:
     """Supremum over δ ≥ floor of (fraction of sizes ≤ δ) / δ, per row (n, h) -> (n,): at a jump or at the floor."""
     ordered, h = sizes.sort(dim=1).values, sizes.shape[1]
     fractions = torch.arange(1, h + 1, dtype=sizes.dtype, device=sizes.device) / h

@@ -20,11 +20,11 @@ from flatscope.curvature.route import TRACE_ALONE, route_of, trace_route
 from flatscope.curvature.sweep_result import Curvature
 from flatscope.curvature.symmetric_operator import TRACE
 from flatscope.curvature.trace_by_products import probed, whole_trace
-from flatscope.formatting import numbered, some_of
+from flatscope.formatting import first_of_names, numbered
 from flatscope.network.layers import Layer
 from flatscope.network.normal_form import made_of
 from flatscope.registry import Value
-from flatscope.sampling import out_of_time
+from flatscope.sampling import time_is_over
 
 MOST_REASONS, MOST_PARTS = 3, 6  # named in a remark: reasons, and parameters that a weight is made of
 ASKED = "; asked for "  # begins the remark of a value that is less precise than that
@@ -49,7 +49,9 @@ def layer_values(
         most_products: give up after so many products.
     """
     covered = swept(ctx, precision, rows=quantity.startswith("rho_rows"))
-    rest = _rest(ctx, covered, quantity, precision, most_products, [layer.weight for layer in measured_layers(ctx)])
+    rest = _products_for_uncovered_parameters(
+        ctx, covered, quantity, precision, most_products, [layer.weight for layer in measured_layers(ctx)]
+    )
     result = {}
     for layer in measured_layers(ctx):
         key, mean = (layer.weight, quantity), covered.of(layer.weight, quantity)
@@ -81,7 +83,9 @@ def network_value(
     """The sum of a quantity over all layers, or of "trace" over all parameters, with the error of the sum itself."""
     covered = swept(ctx, precision, rows=quantity.startswith("rho_rows"))
     mean = covered.of("", quantity)
-    rest = _rest(ctx, covered, quantity, precision, most_products, list(covered.not_covered))
+    rest = _products_for_uncovered_parameters(
+        ctx, covered, quantity, precision, most_products, list(covered.not_covered)
+    )
     known, error = (0.0, 0.0) if mean is None else (float(mean.value), float(mean.stderr))
     data_stderr = float(mean.data_stderr) if mean is not None and not covered.not_covered else None
     key = "", quantity
@@ -102,7 +106,7 @@ def _with_precision_remark(ctx: Context, found: Value, precision: float | None, 
     return replace(found, reason=f"{found.reason}{ASKED}{wanted:.2g} relative ({missed})")
 
 
-def _rest(
+def _products_for_uncovered_parameters(
     ctx: Context, covered: Curvature, quantity: str, precision: float | None, most_products: int, wanted: Iterable[str]
 ) -> DiagonalSums:
     """What products give of a quantity, where something was left out."""
@@ -121,7 +125,7 @@ def trace_of_everything(ctx: Context, precision: float | None, most_products: in
     covered = swept(ctx, precision)
     parts = [_sampling_in_words(covered)]
     if covered.not_covered:
-        rest = _rest(ctx, covered, "trace", precision, most_products, covered.not_covered)
+        rest = _products_for_uncovered_parameters(ctx, covered, "trace", precision, most_products, covered.not_covered)
         parts.append(_products_in_words(rest, len(covered.not_covered), next(iter(covered.not_covered.values()))))
     reason = _join_remarks(remark_on_matrix(ctx, *ctx.problem.trainable), *parts)
     return network_value(ctx, "trace", precision, most_products, reason)
@@ -134,7 +138,7 @@ def _trace_by_whole_products(ctx: Context, precision: float, most_products: int)
         return None
     worth = math.ceil(layers.passes / ctx.effort.limits.product_passes)  # products that cost as much as those ways
     trace = ctx.cached(whole_trace, precision=precision, most_products=min(most_products, worth))
-    if trace.missed and worth < most_products and not out_of_time(ctx):
+    if trace.missed and worth < most_products and not time_is_over(ctx):
         return None
     reason = _join_remarks(
         remark_on_matrix(ctx, *ctx.problem.trainable), _products_in_words(trace, len(route.ways), TRACE_ALONE)
@@ -152,7 +156,7 @@ def _products_in_words(found: DiagonalSums, tensors: int, why: str) -> str:
 def remark_on_derived_weight(ctx: Context, weight: str) -> str:
     """What a weight is computed from, where its values are those of no parameter; empty for parameters."""
     params = made_of(ctx.problem.model).get(weight)
-    return f"of the weight that is computed from {some_of(list(params), MOST_PARTS)}" if params else ""
+    return f"of the weight that is computed from {first_of_names(list(params), MOST_PARTS)}" if params else ""
 
 
 def remark_on_matrix(ctx: Context, *names: str) -> str:

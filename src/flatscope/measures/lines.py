@@ -23,9 +23,9 @@ from flatscope.curvature.operators import activations, batch_size
 from flatscope.errors import InputError, NotApplicable, UnknownNameError, refuse_unknown
 from flatscope.network.interception import LAYER_CALLS, Operation
 from flatscope.network.layer_uses import LayerRecorder, LayerUse
-from flatscope.params import Params, count, vectorised_over_points
+from flatscope.params import Params, count_scalars, vectorised_over_points
 from flatscope.perturbation import FEW_SAMPLES, KEPT_BYTES, STACK_BYTES, agree_to_rounding, stacked_call_agrees
-from flatscope.samples import Inputs, cut, parts_of
+from flatscope.samples import Inputs, slice_inputs, tensors_of_inputs
 
 Layers = tuple[tuple[str, str | None], ...]  # weight, and bias if it moves
 OBJECTIVES = ("loss", "error")
@@ -70,7 +70,7 @@ class Lines:
         self._stacked, self._batches = False, list[_Known]()
         if self._ahead.layers and _fits_into_memory(ctx, self._ahead):
             self._batches = list(self._known_batches())
-            ctx.count("forward", ctx.problem.n_train)
+            ctx.charge_passes("forward", ctx.problem.n_train)
             if not self._known_responses_agree():
                 self._batches = []  # a weight is used in a way that was not seen
         if not self._batches:
@@ -94,7 +94,7 @@ class Lines:
                 for start in range(0, len(known.targets), step):
                     part = slice(start, start + step)
                     totals += self._summed_objectives(known, part, chosen, radii, stacked=self._stacked and k > 1)
-        self.ctx.count("forward", k * n)
+        self.ctx.charge_passes("forward", k * n)
         return self.ctx.problem.ranks.summed([totals])[0] / n
 
     def _samples_at_once(self, k: int) -> int:
@@ -114,7 +114,7 @@ class Lines:
             for inputs, targets in self.ctx.share(size=size):
                 pieces = [
                     layer_responses_along_directions(
-                        self.ctx, self._ahead.layers, self.directions, cut(inputs, start, start + step)
+                        self.ctx, self._ahead.layers, self.directions, slice_inputs(inputs, start, start + step)
                     )
                     for start in range(0, len(targets), step)
                 ]
@@ -127,7 +127,7 @@ class Lines:
         with torch.no_grad():
             remembered = self._outputs_of_moved_network(first, slice(0, FEW), 1.0, along, rest)
             point = {name: self.ctx.params[name] + value[0] for name, value in self.directions.items()}
-            run = self.ctx.forward(cut(first.inputs, 0, FEW), {**self.ctx.params, **point})
+            run = self.ctx.forward(slice_inputs(first.inputs, 0, FEW), {**self.ctx.params, **point})
         return agree_to_rounding(self.ctx, remembered, run)
 
     def _can_stack_lines(self) -> bool:
@@ -178,7 +178,7 @@ class Lines:
         point = {
             name: _weights_moved_along_direction(self.ctx.params[name], value, radius) for name, value in rest.items()
         }
-        inputs = cut(known.inputs, part.start, part.stop)
+        inputs = slice_inputs(known.inputs, part.start, part.stop)
         return answered_forward(self.ctx, inputs, {**self.ctx.params, **point}, answers)
 
 
@@ -272,7 +272,7 @@ def lines_at_once(ctx: Context, moved: tuple[str, ...]) -> int:
     """Lines that may be held together, bounded by the memory of their directions and of what is known of them."""
     ahead = ctx.cached(layers_before_any_moved_weight, moved=moved)
     size = torch.finfo(ctx.problem.dtype).bits // 8
-    each = size * count(ctx.params[name] for name in moved)
+    each = size * count_scalars(ctx.params[name] for name in moved)
     return max(1, _memory_budget(ctx) // (each + (ahead.bytes_per_line if _fits_into_memory(ctx, ahead) else 0)))
 
 
@@ -301,7 +301,7 @@ def _layer_is_ahead(use: LayerUse[Tensor], moved: tuple[str, ...], counts: Count
 def _fits_into_memory(ctx: Context, ahead: Ahead) -> bool:
     """Whether answers and data stay in memory: the data, the answers at w, and those of at least one line."""
     inputs = ctx.problem.example(1)
-    data = ctx.problem.n_train * sum(part.numel() * part.element_size() for part in parts_of(inputs))
+    data = ctx.problem.n_train * sum(part.numel() * part.element_size() for part in tensors_of_inputs(inputs))
     return data + ahead.bytes_per_line <= max(
         KEPT_BYTES, _memory_budget(ctx)
     ) and ahead.bytes_per_line <= _memory_budget(ctx)

@@ -21,7 +21,7 @@ from flatscope.measures.margins import positive_margin, value_from_logarithm
 from flatscope.measures.path_norms import log_gradient_bound
 from flatscope.measures.sample_kinds import free_inputs, kinds_of_samples
 from flatscope.network.discontinuities import Discontinuities
-from flatscope.network.interception import Operation, Rule, replay, tensors_in
+from flatscope.network.interception import Operation, OperationRule, replay, tensors_in
 from flatscope.network.layer_uses import LayerUse
 from flatscope.network.layers import Layer
 from flatscope.network.operations import TABLE
@@ -29,8 +29,8 @@ from flatscope.network.program import Slot
 from flatscope.network.singular_values import Check, matrix_norm, operator_norm
 from flatscope.network.stretch_rules import Stretches, entrywise
 from flatscope.registry import PATH_SYMMETRIES, Value, measure
-from flatscope.samples import Inputs, output_tensor, parts_of
-from flatscope.sampling import end_in_time
+from flatscope.samples import Inputs, output_tensor, tensors_of_inputs
+from flatscope.sampling import refuse_out_of_time
 
 _of_distances = partial(measure, paper="neyshabur2017", equation="Section 2.3", on_folded=True)
 
@@ -114,12 +114,12 @@ class Constants(Stretches):
 
     def __init__(self, ctx: Context, inputs: Inputs) -> None:
         self.ctx, self.inputs = ctx, free_inputs(inputs)
-        super().__init__(list(parts_of(self.inputs)), partial(end_in_time, ctx))
+        super().__init__(list(tensors_of_inputs(self.inputs)), partial(refuse_out_of_time, ctx))
         self.jumps = Discontinuities(self._known, "no Lipschitz constant")
         self._params = {name: value.detach() for name, value in ctx.params.items()}
         self._layers = {id(self._params[layer.weight]): layer.name for layer in ctx.network if layer.uses == 1}
 
-    def run(self, rule: Rule) -> Any:
+    def run(self, rule: OperationRule) -> Any:
         """Run the network with this rule, or one that calls it; the output is one that the input moves by a rule."""
         with torch.enable_grad():  # what has a gradient and is not known comes from what was not seen
             raw = replay(self.ctx.problem.model, self.inputs, rule, self._params)
@@ -205,7 +205,7 @@ def layer_norms(ctx: Context) -> dict[str, float]:
 
 
 def _layer_norm(ctx: Context, layer: Layer, recorded: list[LayerUse[Slot]]) -> float:
-    weight, check = ctx.params[layer.weight].detach().double(), partial(end_in_time, ctx)
+    weight, check = ctx.params[layer.weight].detach().double(), partial(refuse_out_of_time, ctx)
     if layer.kind in ("dense", "lookup"):
         return matrix_norm(weight, check)
     if math.prod(weight.shape[2:]) == 1 and layer.kind == "conv":  # positions do not mix

@@ -75,7 +75,7 @@ def nearest_changes(
             start, j = _random_starting_points(network, nearest, y, SPREAD ** (restart % 3 - 1), generator)
         own = Nearest(x)
         _step_towards_class(network, own, start, y, j)
-        _slide_along_boundary(network, own, y)
+        _slide_along_decision_boundary(network, own, y)
         _turn_corner(network, own, y)
         nearest.offer(own.points, own.distances.isfinite())
     _search_at_random(network, nearest, y, generator)
@@ -197,7 +197,7 @@ def _refine_nearest_points(network: Network, nearest: Nearest, y: Tensor) -> Non
     for _ in range(ROUNDS):
         before = nearest.distances
         _bisect_to_boundary(network, nearest, y)
-        _slide_along_boundary(network, nearest, y)
+        _slide_along_decision_boundary(network, nearest, y)
         _turn_corner(network, nearest, y)
     _bisect_to_boundary(network, nearest, y)
     finite = nearest.distances.isfinite()
@@ -209,7 +209,7 @@ def _step_beyond_boundary(x: Tensor) -> float:
     return float(1 + 100 * torch.finfo(x.dtype).eps ** 0.75)
 
 
-def _slide_along_boundary(network: Network, nearest: Nearest, y: Tensor) -> None:
+def _slide_along_decision_boundary(network: Network, nearest: Nearest, y: Tensor) -> None:
     """Along the tangent plane towards the foot of x on it, as far as the class stays changed."""
     x, stride = nearest.x, nearest.x.new_ones(len(nearest.x))
     for _ in range(SLIDES):

@@ -14,9 +14,9 @@ from flatscope.measures.lipschitz import layer_norms, lipschitz_l2, weight_as_ma
 from flatscope.measures.margins import declare_in_forms, value_from_logarithm
 from flatscope.network.singular_values import matrix_norm
 from flatscope.network.stretch_rules import safe_log
-from flatscope.params import count
+from flatscope.params import count_scalars
 from flatscope.registry import LAYER_SYMMETRIES, SYMMETRIES, Value, measure
-from flatscope.sampling import end_in_time
+from flatscope.sampling import refuse_out_of_time
 
 layer_norm = partial(
     measure,
@@ -50,7 +50,7 @@ def parameter_count(ctx: Context, *, form: Count = "count", with_log: bool = Fal
         with_log: whether the VC dimension has the binary logarithm of the number of parameters, which the paper's
             bound hides.
     """
-    n = count(ctx.trainable.values())
+    n = count_scalars(ctx.trainable.values())
     if form == "count":
         return float(n)
     # Weights that are computed are layers too; parameters are counted as they are trained.
@@ -106,7 +106,7 @@ def spectral_norm(ctx: Context, *, reshape: bool = False, log: bool = False) -> 
         log: give the natural logarithm instead.
     """
     if reshape:
-        check = partial(end_in_time, ctx)
+        check = partial(refuse_out_of_time, ctx)
         return values_with_product(
             ctx, {layer.name: matrix_norm(weight_as_matrix(ctx, layer), check) for layer in ctx.network}, log
         )

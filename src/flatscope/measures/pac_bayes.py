@@ -16,7 +16,7 @@ from torch import Tensor
 
 from flatscope.context import Context
 from flatscope.errors import InputError
-from flatscope.params import Params, count, vectorised_over_points
+from flatscope.params import Params, count_scalars, vectorised_over_points
 from flatscope.perturbation import (
     FEW_SAMPLES,
     STACK_BYTES,
@@ -137,7 +137,7 @@ def paired_rises(
             sizes = torch.tensor(both_signs, dtype=torch.float64)
             moved = run(ctx, noise, sizes, each)  # (pairs, sizes)
             here = torch.stack([ctx.scores().losses.cpu().double()[chosen].mean() for chosen in numbers])[:, None]
-        ctx.count("forward", sum(len(targets) for parts in each for _, targets in parts) * len(sizes))
+        ctx.charge_passes("forward", sum(len(targets) for parts in each for _, targets in parts) * len(sizes))
         yield moved.reshape(len(each), len(alphas), 2).mean(2) - here
 
 
@@ -158,7 +158,7 @@ def _noise_draws(ctx: Context, pairs: int, slope: float) -> Iterator[Params]:
 
 def _pairs_drawn_together(ctx: Context) -> int:
     """Pairs of networks that are drawn together."""
-    return max(1, min(TOGETHER, STACK_BYTES // (128 * count(ctx.trainable.values()))))
+    return max(1, min(TOGETHER, STACK_BYTES // (128 * count_scalars(ctx.trainable.values()))))
 
 
 def _losses_one_by_one(ctx: Context, noise: Params, sizes: Tensor, each: Sequence[list[Batch]]) -> Tensor:

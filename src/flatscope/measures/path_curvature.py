@@ -26,9 +26,9 @@ from flatscope.curvature.operators import Hessian
 from flatscope.curvature.per_sample_gradients import (
     Flow,
     along_inputs,
-    by_positions,
     matrices,
     over_pairs,
+    overlaps_are_cheaper,
     scale_gradients,
     signed_sum,
     squared_gradients,
@@ -37,7 +37,7 @@ from flatscope.curvature.per_sample_gradients import (
 )
 from flatscope.curvature.sweep import backpropagated, sweep_plan, sweep_shape
 from flatscope.curvature.symmetric_operator import Congruence, SymmetricOperator
-from flatscope.params import Params, add_to, count, unflatten
+from flatscope.params import Params, add_to, count_scalars, unflatten
 from flatscope.samples import Batch
 from flatscope.symmetries.basis_paths import PathCoordinates
 
@@ -61,7 +61,7 @@ class PathHessian(SymmetricOperator):
         self._gains = gains_of_all_values(paths)
         self._hessian = Hessian(ctx, self._names)
         self._gradient = {name: ctx.gradient()[name] for name in self._names}
-        n_weights = count(paths.params[name] for name in self._names)
+        n_weights = count_scalars(paths.params[name] for name in self._names)
         most = allowed(ctx.effort.limits.block_memory, ctx.problem.device, ctx.effort.memory)
         self._width = max(1, min(COLUMNS, most // (8 * n_weights)))
         at = paths.scaled_reference()
@@ -238,7 +238,7 @@ class ScalingEdges:
         others = torch.cat([self._own[flow.weight][1], self._frozen[flow.weight]]).to(s.device)
         gains = (outward + inward - top).flatten()[others].exp()
         total -= (_gradient_entries(u, s, weight, flow.kind, others) * gains).square().sum(2)
-        return signed_sum(total, flow.signs).sum() * (2 * top).exp()
+        return signed_sum(total, flow.column_signs).sum() * (2 * top).exp()
 
     def other_values(self, squares: Params) -> Tensor:
         """Σ (gain · G)² over the values that rescale nothing, from sums of G² by parameter."""
@@ -293,8 +293,8 @@ def covered_diagonals(ctx: Context, not_covered: dict[str, str]) -> Params:
     for sums in in_batches(ctx, sweep_plan(ctx, columns), work):
         for name, share in sums.items():
             add_to(totals, name, share)
-    ctx.count("forward", ctx.problem.n_train)
-    ctx.count("backward", ctx.problem.n_train * columns)
+    ctx.charge_passes("forward", ctx.problem.n_train)
+    ctx.charge_passes("backward", ctx.problem.n_train * columns)
     summed = ctx.problem.ranks.summed(list(totals.values()))
     covered = set(ctx.problem.trainable) - not_covered.keys()
     means = {name: value / ctx.problem.n_train for name, value in zip(totals, summed, strict=True)}
@@ -318,21 +318,21 @@ def path_sweep(ctx: Context, edges: ScalingEdges, draws: range | None = None) ->
         """Sums over samples: of squares by parameter, or of a layer's values at once; and along the edges."""
         sums: Params = {}
         for flows in backpropagated(ctx, batch, numbers, {}, width, draws):
-            along, signs = None, None
+            along, column_signs = None, None
             for flow in flows:
-                part, signs = _layer_share(ctx, edges, sums, flow), flow.signs
+                part, column_signs = _layer_share(ctx, edges, sums, flow), flow.column_signs
                 if part is not None:
                     along = part if along is None else along + part
             if along is not None:
-                _add_squares(sums, EDGES, along.double(), signs)
+                _add_squares(sums, EDGES, along.double(), column_signs)
         return sums
 
     for sums in in_batches(ctx, sweep_plan(ctx, columns), work):
         for name, share in sums.items():
             add_to(totals, name, share)
     n = ctx.problem.n_train
-    ctx.count("forward", n)
-    ctx.count("backward", n * columns)
+    ctx.charge_passes("forward", n)
+    ctx.charge_passes("backward", n * columns)
     along = totals.pop(EDGES, torch.zeros(len(edges), dtype=torch.float64)).cpu()
     known = totals.pop(VALUES, torch.zeros((), dtype=torch.float64)).cpu() + edges.other_values(totals)
     known, along = ctx.problem.ranks.summed([known, along])
@@ -340,22 +340,22 @@ def path_sweep(ctx: Context, edges: ScalingEdges, draws: range | None = None) ->
     return float(known) / n, along / n
 
 
-def _add_squares(sums: Params, name: str, values: Tensor, signs: Tensor | None) -> None:
+def _add_squares(sums: Params, name: str, values: Tensor, column_signs: Tensor | None) -> None:
     """Add squares, of values (n, k, …), over samples and columns."""
-    add_to(sums, name, signed_sum(values.square(), signs).sum(0).double())
+    add_to(sums, name, signed_sum(values.square(), column_signs).sum(0).double())
 
 
 def _layer_share(ctx: Context, edges: ScalingEdges, sums: Params, flow: Flow) -> Tensor | None:
     """Add a layer's squares; its share of the inner products, if it has edges."""
     if flow.bias:
-        _add_squares(sums, flow.bias, vector_gradients(flow), flow.signs)
+        _add_squares(sums, flow.bias, vector_gradients(flow), flow.column_signs)
     weight = ctx.params[flow.weight]
     if flow.kind == "batchnorm":
         gradients = scale_gradients(flow)
-        _add_squares(sums, flow.weight, gradients, flow.signs)
+        _add_squares(sums, flow.weight, gradients, flow.column_signs)
         return edges.inner_products(flow, gradients * weight, lambda wanted: gradients[:, :, wanted])
     u, s = matrices(flow, weight)
-    if edges.holds(flow.weight) and by_positions(flow.uses, weight, s.shape[1]):
+    if edges.holds(flow.weight) and overlaps_are_cheaper(flow.uses, weight, s.shape[1]):
         add_to(sums, VALUES, edges.squares(flow, u, s))
         along = along_inputs(flow, u[:, 0], s[:, :, 0], weight)
     else:

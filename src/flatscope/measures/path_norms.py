@@ -22,9 +22,9 @@ from flatscope.network.discontinuities import Discontinuities
 from flatscope.network.interception import Operation, replay, tensors_in
 from flatscope.network.operations import TABLE
 from flatscope.network.path_rules import Paths, same
-from flatscope.params import copied
+from flatscope.params import independent_module_copy
 from flatscope.registry import PATH_SYMMETRIES, Value, measure
-from flatscope.samples import each_part, output_tensor
+from flatscope.samples import map_inputs, output_tensor
 
 Over = Literal["sum", "max"]
 _norm_of_paths = partial(
@@ -109,7 +109,7 @@ def log_gradient_bound(ctx: Context) -> float:
 
 
 def _passes_over_paths(ctx: Context, p: float, pooling: str, biases: bool, curves: bool) -> list[Tensor]:
-    model = copied(ctx.problem.model).double()
+    model = independent_module_copy(ctx.problem.model).double()
     params = {name: v.detach().double() if v.is_floating_point() else v for name, v in ctx.params.items()}
     sums = []
     for kind in kinds_of_samples(ctx):
@@ -121,7 +121,7 @@ def _passes_over_paths(ctx: Context, p: float, pooling: str, biases: bool, curve
             return passing.start(torch.ones_like(part, dtype=torch.float64).requires_grad_().clone())
 
         with torch.enable_grad():  # what has a gradient and is not known comes from what was not seen
-            outputs = output_tensor(replay(model, each_part(kind, ones), passing.follow, params))
+            outputs = output_tensor(replay(model, map_inputs(kind, ones), passing.follow, params))
         passing.jumps.refuse_outputs(outputs)
         if not passing.knows(outputs):
             raise NotApplicable(

@@ -35,8 +35,8 @@ from flatscope.perturbation import (
     samples_as_one_batch,
     stacked_call_agrees,
 )
-from flatscope.samples import Batch, Inputs, as_rows, cut, each_part, joined_inputs, rows_of_inputs
-from flatscope.sampling import out_of_time
+from flatscope.samples import Batch, Inputs, as_rows, joined_inputs, map_inputs, rows_of_inputs, slice_inputs
+from flatscope.sampling import time_is_over
 
 ROUGH_PRODUCTS = 10  # the largest curvature only sets the length of steps
 CHANCE = 1e-3  # that chains which agree are said not to
@@ -173,7 +173,7 @@ class _Langevin:
         batch: Batch | None = None
         before: dict[str, tuple[Tensor, Tensor]] = {}  # point and gradient of the last step
         for step in range(steps):
-            if out_of_time(self.ctx):
+            if time_is_over(self.ctx):
                 raise NotApplicable("the time was up before the chains were long enough")
             again = warming and step % 2 == 1  # on the same samples, so that the change of the gradient is curvature
             batch = batch if again else next(self.batches)
@@ -220,7 +220,7 @@ class _Langevin:
             for inputs, targets in minibatches(ctx, size, self.rows):
                 even = len(targets) // 2 * 2
                 if even:
-                    part = [cut(inputs, 0, even)] * self.chains
+                    part = [slice_inputs(inputs, 0, even)] * self.chains
                     yield joined_inputs(part), torch.cat([targets[:even]] * self.chains)
 
     def _loss_and_gradients(self, batch: Batch | None) -> _Ground:
@@ -265,8 +265,8 @@ def losses_and_gradients_of_chains(
     few = ctx.problem.device.type != "cpu" or len(targets) <= k * FEW
     run = _chains_in_one_call if few and ctx.cached(can_stack_weights_and_samples) else _chains_one_by_one
     if run is _chains_in_one_call:
-        ctx.count("forward", len(targets))
-        ctx.count("backward", len(targets))
+        ctx.charge_passes("forward", len(targets))
+        ctx.charge_passes("backward", len(targets))
     losses, gradients = run(ctx, stacked, inputs, targets)
     return losses.double().cpu(), gradients
 
@@ -298,7 +298,7 @@ def _chains_in_one_call(ctx: Context, stacked: Params, inputs: Inputs, targets: 
         return ctx.problem.loss(ctx.forward(inputs, {**ctx.params, **point}), targets).mean()
 
     with torch.enable_grad():
-        apart = each_part(inputs, lambda part: torch.unflatten(part, 0, (k, -1)))
+        apart = map_inputs(inputs, lambda part: torch.unflatten(part, 0, (k, -1)))
         losses = vectorised_over_points(loss, apart, torch.unflatten(targets, 0, (k, -1)), *leaves.values())
         gradients = torch.autograd.grad(losses.sum(), list(leaves.values()), materialize_grads=True)
     return losses.detach(), {name: part.double() for name, part in zip(leaves, gradients, strict=True)}
@@ -310,7 +310,7 @@ def _chains_one_by_one(ctx: Context, stacked: Params, inputs: Inputs, targets: T
     for i in range(k):
         own = slice(i * size, (i + 1) * size)
         point = {name: value[i] for name, value in stacked.items()}
-        loss, gradient = batch_gradient(ctx, (cut(inputs, own.start, own.stop), targets[own]), point)
+        loss, gradient = batch_gradient(ctx, (slice_inputs(inputs, own.start, own.stop), targets[own]), point)
         losses.append(loss)
         parts.append({name: value[None] for name, value in gradient.items()})
     return torch.tensor(losses, dtype=torch.float64), joined_stacks(parts)

@@ -43,7 +43,7 @@ from flatscope.perturbation import (
 )
 from flatscope.reading import graph_of_problem
 from flatscope.registry import PATH_SYMMETRIES, Value, measure
-from flatscope.sampling import draw_until_precise, end_in_time, time_limit
+from flatscope.sampling import draw_until_precise, refuse_out_of_time, time_limit
 from flatscope.searching import bracketed_rise, highest_loss_by_ascents, number_of_further_starts
 from flatscope.symmetries.basis_paths import PathCoordinates
 from flatscope.symmetries.path_certificate import ActivationCertificate
@@ -294,7 +294,7 @@ def psi_balance(ctx: Context, *, rule: str = "max_product") -> Value:
         rule: how the skeleton is chosen: "max_product", "cyclic" or "diagonal".
     """
     paths = ctx.cached(path_coordinates, rule=rule)
-    end_in_time(ctx)  # of millions of weights each part takes a second
+    refuse_out_of_time(ctx)  # of millions of weights each part takes a second
     log, _ = paths.log_values()
     spread = float(log.max() - log.min())
     ratio = math.inf if spread > math.log(torch.finfo(torch.float64).max) else math.exp(spread)
@@ -326,7 +326,7 @@ def certified_radius(ctx: Context, rule: str) -> float:
     radius = certificate.limit * (1 - 1e-12)
     for inputs, targets in ctx.batches():
         radius, runs = certificate.radius(inputs, radius)
-        ctx.count("forward", 4 * runs * len(targets))  # each run applies every layer four times
+        ctx.charge_passes("forward", 4 * runs * len(targets))  # each run applies every layer four times
         if not radius:
             return radius
     certificate.refuse_if_broken(paths, ctx.problem.example(32), radius, ctx.generator("attack"))
@@ -340,9 +340,9 @@ def path_coordinates(ctx: Context, rule: str) -> PathCoordinates:
     if not graph.layers:
         fixed = "; here they read constants, such as the features of a fixed graph" if ctx.network.layers else ""
         raise NotApplicable(f"needs layers that read the samples{fixed}")
-    end_in_time(ctx)
+    refuse_out_of_time(ctx)
     paths = PathCoordinates(graph, ctx.params, rule, held=frozen)
-    end_in_time(ctx)
+    refuse_out_of_time(ctx)
     followed = [block.name for block in paths.blocks]
     with ctx.charged_to_nobody():
         lost = [name for name, slope in ctx.gradient().items() if name not in followed and bool(slope.any())]

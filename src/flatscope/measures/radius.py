@@ -13,7 +13,7 @@ from flatscope.ascents import unit_directions
 from flatscope.context import Context
 from flatscope.errors import InputError, refuse_unless_whole
 from flatscope.measures.lines import Lines, checked_objective, lines_at_once, moved_parameters
-from flatscope.params import Params, count, norm
+from flatscope.params import Params, count_scalars, norm
 from flatscope.perturbation import measure_of_moves
 from flatscope.registry import Value
 from flatscope.sampling import Draws, draw_until_precise
@@ -129,7 +129,7 @@ def unit_normals(ctx: Context, moved: tuple[str, ...], directions: int, together
     if device.type != "cpu":
         generator = torch.Generator(device).manual_seed(generator.initial_seed())
     # How many are drawn together does not depend on the memory there is, and so neither do the numbers.
-    group = max(1, min(BLOCK, DRAWN_NUMBERS // count(ctx.params[name] for name in moved)))
+    group = max(1, min(BLOCK, DRAWN_NUMBERS // count_scalars(ctx.params[name] for name in moved)))
     block = min(group, together, lines_at_once(ctx, moved))
     for start in range(0, directions, group):
         k = min(group, directions - start)

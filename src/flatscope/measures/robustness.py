@@ -21,7 +21,7 @@ from flatscope.network.singular_values import matrix_norm
 from flatscope.perturbation import checked_levels
 from flatscope.registry import FUNCTION_SYMMETRIES, Value, measure
 from flatscope.samples import Inputs, as_rows
-from flatscope.sampling import TIME_IS_UP, Sampler, end_in_time, out_of_time, sample_until
+from flatscope.sampling import TIME_IS_UP, Sampler, refuse_out_of_time, sample_until, time_is_over
 from flatscope.significance import wilson
 
 GAMMAS = (0, 0.05, 0.1, 0.2, 0.5, 1)
@@ -128,7 +128,7 @@ class NoiseDraws(Sampler[dict[float, ErrorRate]]):
             self._total[gamma] = self._total[gamma] + each * (until - self.taken)
             self._found[gamma] = ErrorRate.of(self._total[gamma] / until, until)
         self.taken = until
-        return TIME_IS_UP if out_of_time(self._ctx) else ""
+        return TIME_IS_UP if time_is_over(self._ctx) else ""
 
     def relative_errors(self, precision: float) -> list[float]:
         """Relative standard errors of the levels that are not precise yet."""
@@ -163,7 +163,7 @@ def errors_under_noise(
                     margins = sample_margins(ctx.forward(x + gamma * one), targets)
                     wrong[place] += (~(margins > 0)).double().cpu()
             found.append(wrong / len(used))
-    ctx.count("forward", len(used) * len(gammas) * ctx.problem.n_train)
+    ctx.charge_passes("forward", len(used) * len(gammas) * ctx.problem.n_train)
     return ctx.problem.ranks.joined(torch.cat(found, dim=1).T).T
 
 
@@ -240,11 +240,11 @@ def input_sensitivity(ctx: Context) -> Value:
                 refusal = refusal or _broken_identity(params[first.weight], gradients[0], gradients[1])
         norms.append(squares[0].sqrt())
         if not refusal and first is not None:
-            size = matrix_norm(params[first.weight], partial(end_in_time, ctx)) if size is None else size
+            size = matrix_norm(params[first.weight], partial(refuse_out_of_time, ctx)) if size is None else size
             bounds.append(size * squares[1].sqrt())  # ‖s xᵀ‖_F / ‖x‖ = ‖s‖
     n, ranks = ctx.problem.n_train, ctx.problem.ranks
-    ctx.count("forward", n)
-    ctx.count("backward", (draws if sampled else ctx.problem.n_outputs) * n)
+    ctx.charge_passes("forward", n)
+    ctx.charge_passes("backward", (draws if sampled else ctx.problem.n_outputs) * n)
     value = ranks.joined(torch.cat(norms))
     if sampled:
         error = ranks.joined(torch.cat(errors))

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from torch import Tensor
 
 from flatscope.context import Context
-from flatscope.samples import Inputs, cut, each_part, parts_of
+from flatscope.samples import Inputs, map_inputs, slice_inputs, tensors_of_inputs
 
 
 def kinds_of_samples(ctx: Context, *, everything: bool = True) -> Iterator[Inputs]:
@@ -18,19 +18,19 @@ def kinds_of_samples(ctx: Context, *, everything: bool = True) -> Iterator[Input
         everything: whether values other than real numbers matter; else only shapes do.
     """
     example = ctx.problem.example(1)
-    everything &= not all(part.is_floating_point() for part in parts_of(example))
+    everything &= not all(part.is_floating_point() for part in tensors_of_inputs(example))
     if not everything and not ctx.problem.uneven:
         yield example
         return
     seen = set[tuple[tuple[int, ...], ...]]()
     for part in ("train", "test") if ctx.problem.test is not None else ("train",):
         for inputs, _ in ctx.batches(part):
-            shapes = tuple(tuple(value.shape[1:]) for value in parts_of(inputs))
+            shapes = tuple(tuple(value.shape[1:]) for value in tensors_of_inputs(inputs))
             if everything:
                 yield inputs
             elif shapes not in seen:
                 seen.add(shapes)
-                yield cut(inputs, 0, 1)
+                yield slice_inputs(inputs, 0, 1)
 
 
 def free_inputs(inputs: Inputs) -> Inputs:
@@ -39,4 +39,4 @@ def free_inputs(inputs: Inputs) -> Inputs:
     def free(part: Tensor) -> Tensor:
         return part.detach().requires_grad_().clone() if part.is_floating_point() else part
 
-    return each_part(inputs, free)
+    return map_inputs(inputs, free)

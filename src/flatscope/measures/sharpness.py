@@ -18,7 +18,7 @@ from flatscope.context import Context
 from flatscope.curvature.operators import Hessian
 from flatscope.curvature.spectrum import krylov_space
 from flatscope.errors import InputError, refuse_unknown
-from flatscope.params import Params, count, norm, unflatten
+from flatscope.params import Params, count_scalars, norm, unflatten
 from flatscope.perturbation import (
     Move,
     batch_gradient,
@@ -32,7 +32,7 @@ from flatscope.perturbation import (
     refuse_unless_pairs,
 )
 from flatscope.registry import Value
-from flatscope.sampling import out_of_time
+from flatscope.sampling import time_is_over
 from flatscope.searching import bracketed_rise, highest_loss_by_ascents, number_of_further_starts, uphill_directions
 
 LAWS = ("gaussian", "ball", "sphere")
@@ -119,7 +119,7 @@ def expected_flatness(ctx: Context, *, sigma: float = 0.01, draws: int = 100, la
 
 
 def _mirrored_draws(ctx: Context, sigma: float, pairs: int, law: str) -> Iterator[Params]:
-    generator, p = ctx.generator("expected_flatness"), count(ctx.trainable.values())
+    generator, p = ctx.generator("expected_flatness"), count_scalars(ctx.trainable.values())
     for _ in range(pairs):
         drawn = random_normal(ctx, generator, ctx.trainable)
         size = sigma
@@ -223,7 +223,7 @@ def stochastic_ascent(
             for name in box
         )
         point = following
-        ended = step == steps or settled or out_of_time(ctx)
+        ended = step == steps or settled or time_is_over(ctx)
         if step % every == 0 or ended:
             yield point
         if ended:

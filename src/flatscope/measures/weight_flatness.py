@@ -23,7 +23,7 @@ from flatscope.measures.layer_values import (
 )
 from flatscope.params import norm
 from flatscope.registry import Value, measure
-from flatscope.sampling import out_of_time
+from flatscope.sampling import time_is_over
 
 COARSEST = 0.01  # relative accuracy below which coarse products are of no use
 # The smallest eigenvalue mostly lies at the edge of a dense cloud around zero. Digits of its own are looked for down to
@@ -118,7 +118,9 @@ def layer_max_eigenvalue(ctx: Context, *, tolerance: float | None = None) -> dic
         tolerance: relative width of the interval that the search ends at; by default 1e-3, or a twentieth of the
             precision that the call asks for where that is less, 1e-4 where it is 0. The value itself is better by far.
     """
-    pairs = ctx.cached(top_eigenpairs, tolerance=eigen_tolerance(ctx, tolerance), enough=accepted(ctx, tolerance))
+    pairs = ctx.cached(
+        top_eigenpairs, tolerance=eigen_tolerance(ctx, tolerance), enough=accepted_residual(ctx, tolerance)
+    )
     return {
         layer.name: eigenvalue_as_value(
             ctx, pairs[layer.name], abs(pairs[layer.name].value), _remarks_on_weight(ctx, layer.weight)
@@ -147,7 +149,9 @@ def hessian_max_eigenvalue(ctx: Context, *, tolerance: float | None = None) -> V
         tolerance: relative width of the interval that the search ends at; by default 1e-3, or a twentieth of the
             precision that the call asks for where that is less, 1e-4 where it is 0. The value itself is better by far.
     """
-    return _eigenvalue_of_whole_network(ctx, Wanted(1, 0, eigen_tolerance(ctx, tolerance)), accepted(ctx, tolerance))
+    return _eigenvalue_of_whole_network(
+        ctx, Wanted(1, 0, eigen_tolerance(ctx, tolerance)), accepted_residual(ctx, tolerance)
+    )
 
 
 @_of_weights(
@@ -169,7 +173,9 @@ def hessian_min_eigenvalue(ctx: Context, *, tolerance: float = 0.01, most_produc
         most_products: give up after so many Hessian products, with the interval reached: it may hold zero.
     """
     refuse_unless_whole(most_products, "most_products")
-    return _eigenvalue_of_whole_network(ctx, Wanted(0, 1, tolerance, CLOUD), accepted(ctx, None), most_products)
+    return _eigenvalue_of_whole_network(
+        ctx, Wanted(0, 1, tolerance, CLOUD), accepted_residual(ctx, None), most_products
+    )
 
 
 def _remarks_on_weight(ctx: Context, weight: str) -> str:
@@ -181,7 +187,7 @@ def eigen_tolerance(ctx: Context, given: float | None) -> float:
     return min(1e-3, max(ctx.effort.precision / 20, ctx.effort.limits.coarse_tolerance)) if given is None else given
 
 
-def accepted(ctx: Context, tolerance: float | None) -> float:
+def accepted_residual(ctx: Context, tolerance: float | None) -> float:
     """The residual that is enough for a vector that was found with coarse products; 0 where none are to be used.
 
     On a GPU they take a third of the time, and as they are as good as 2 to 3 digits, no more may be asked for.
@@ -197,7 +203,7 @@ def _eigenvalue_of_whole_network(
     matrix = GAUSS_NEWTON if ctx.effort.curvature == "gauss_newton" else ""
 
     def over(search: Search) -> bool:
-        return out_of_time(ctx) or (most_products is not None and search.products >= most_products)
+        return time_is_over(ctx) or (most_products is not None and search.products >= most_products)
 
     if enough:
         operator, search = ctx.cached(whole_matrix_and_search, coarse=True)
@@ -205,7 +211,7 @@ def _eigenvalue_of_whole_network(
             (pair,) = extreme_eigenpairs(operator, search, wanted, expired=partial(over, search))
         pair = in_full(pair, operator @ pair.vector)
         operator.release()
-        if pair.residual <= enough * abs(pair.value) or out_of_time(ctx):
+        if pair.residual <= enough * abs(pair.value) or time_is_over(ctx):
             return eigenvalue_as_value(ctx, pair, search.largest, matrix)
     operator, search = ctx.cached(whole_matrix_and_search)
     (pair,) = extreme_eigenpairs(operator, search, wanted, expired=partial(over, search))
@@ -238,7 +244,7 @@ def eigenvalue_as_value(ctx: Context, pair: Eigenpair, largest: float, matrix: s
         return Value(pair.value, low=pair.value, high=pair.value, exact=True, reason=matrix)
     ended = ""
     if not pair.converged:
-        ended = "out of time" if out_of_time(ctx) else f"stopped after {pair.products:,} products"
+        ended = "out of time" if time_is_over(ctx) else f"stopped after {pair.products:,} products"
     reach = rounding(largest, ctx.problem.dtype, pair.vector.dtype)
     reason = "; ".join(part for part in (ended, matrix, SEARCHED) if part)
     return Value(pair.value, low=pair.low - reach, high=pair.high + reach, exact=False, reason=reason)
@@ -273,7 +279,7 @@ def _search_top_eigenpairs(ctx: Context, blocks: LayerBlocks, names: list[str], 
     """The top eigenpairs of some blocks, by the names of their weights."""
     generator, whole = ctx.generator("layer eigenvalues"), sum(blocks.sizes.values())
     searches = {name: Search(blocks.sizes[name], generator, wanted, ctx.problem.device, whole) for name in names}
-    late = partial(out_of_time, ctx)
+    late = partial(time_is_over, ctx)
     # Those with a product of their own go one after the other: each keeps its graphs while it is searched.
     own = {name: operator for name, operator in blocks.own.items() if name in searches}
     found = {name: extreme_eigenpairs(op, searches.pop(name), wanted, expired=late) for name, op in own.items()}

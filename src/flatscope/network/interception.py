@@ -23,10 +23,19 @@ from torch._C import DisableTorchFunction
 from torch.overrides import TorchFunctionMode
 
 from flatscope.errors import FlatscopeError, InputError
-from flatscope.isolation import own_settings, running_model
+from flatscope.isolation import own_settings, settings_of_running_model
 from flatscope.network.passes import digits_of, writes_in_place
-from flatscope.params import Params, called_with, tied_names
-from flatscope.samples import Inputs, copies, cut, each_part, moved, output_tensor, parts_of, shape_text
+from flatscope.params import Params, call_with_tensors, tied_names
+from flatscope.samples import (
+    Inputs,
+    copied_inputs,
+    inputs_on_device,
+    map_inputs,
+    output_tensor,
+    shape_text,
+    slice_inputs,
+    tensors_of_inputs,
+)
 
 T = TypeVar("T")
 DENSE_ORDER = ("input", "weight", "bias")
@@ -116,10 +125,12 @@ class Operation(Call):
 
 # What a rule knows of tensors it keeps in dictionaries by the tensor itself: torch hashes a tensor by its identity,
 # which no other gets while it is kept.
-Rule = Callable[[Operation], Any]
+OperationRule = Callable[[Operation], Any]
 
 
-def replay(model: nn.Module, inputs: Inputs, rules: Rule | Sequence[Rule], params: Params | None = None) -> Any:
+def replay(
+    model: nn.Module, inputs: Inputs, rules: OperationRule | Sequence[OperationRule], params: Params | None = None
+) -> Any:
     """Run `model` on `inputs` (at `params`, if given), with a rule in the place of every torch operation.
 
     A rule that returns `operation.run()` changes nothing. What a rule itself calls it does not see. Of several rules
@@ -134,24 +145,26 @@ def replay(model: nn.Module, inputs: Inputs, rules: Rule | Sequence[Rule], param
         handles.append(module.register_forward_pre_hook(lambda _m, _a, name=name: stack.append(name)))
         handles.append(module.register_forward_hook(leave, always_call=True))
     keywords = inputs if isinstance(inputs, dict) else {}
-    positional = () if isinstance(inputs, dict) else parts_of(inputs)
+    positional = () if isinstance(inputs, dict) else tensors_of_inputs(inputs)
     weights = model.parameters() if params is None else params.values()
     first = next((value for value in weights if value.is_floating_point()), torch.empty(0))
     token = _MODULES.set(stack)
     try:
-        with running_model(first.dtype, first.device), ExitStack() as stack_of_rules:
+        with settings_of_running_model(first.dtype, first.device), ExitStack() as stack_of_rules:
             for rule in reversed(rules if isinstance(rules, Sequence) else [rules]):
                 stack_of_rules.enter_context(watched(rule))
             if params is None:
                 return model(*positional, **keywords)
-            return called_with(model, params, tied_names(model), positional, keywords)
+            return call_with_tensors(model, params, tied_names(model), positional, keywords)
     finally:
         _MODULES.reset(token)
         for handle in handles:
             handle.remove()
 
 
-def read(model: nn.Module, inputs: Inputs, rules: Rule | Sequence[Rule], params: Params | None = None) -> Any:
+def replay_for_structure(
+    model: nn.Module, inputs: Inputs, rules: OperationRule | Sequence[OperationRule], params: Params | None = None
+) -> Any:
     """A pass for what can be seen of a network: with gradients, and without warnings about them; see `replay`.
 
     Every reading of structure starts here; passes for values call `replay`, or hand rules to `Problem.forward`.
@@ -168,7 +181,7 @@ class watched(TorchFunctionMode):  # noqa: N801  used as a function
         rule: what it calls itself is not watched.
     """
 
-    def __init__(self, rule: Rule) -> None:
+    def __init__(self, rule: OperationRule) -> None:
         super().__init__()
         self._rule = rule
 
@@ -245,10 +258,10 @@ def address_of(tensor: Tensor) -> int | None:
         return None
 
 
-def read_outputs(model: nn.Module, inputs: Inputs, rule: Rule) -> list[Tensor]:
+def replayed_outputs(model: nn.Module, inputs: Inputs, rule: OperationRule) -> list[Tensor]:
     """Output tensors of a reading; a failing forward is the user's to see."""
     try:
-        raw = read(model, inputs, rule)
+        raw = replay_for_structure(model, inputs, rule)
     except FlatscopeError:
         raise
     except Exception as problem:
@@ -282,16 +295,16 @@ def fitting(model: nn.Module, example: Inputs) -> Inputs:
         raise InputError("a model with parameters", "none", where="model", fix="There is nothing to rescale")
     if isinstance(example, list):
         example = tuple(example)
-    if not parts_of(example) or not all(isinstance(part, Tensor) for part in parts_of(example)):
+    if not tensors_of_inputs(example) or not all(isinstance(part, Tensor) for part in tensors_of_inputs(example)):
         raise InputError("a tensor, a tuple or a dictionary of tensors", type(example).__name__, where="example")
-    return copies(moved(example, first.device, first.dtype))
+    return copied_inputs(inputs_on_device(example, first.device, first.dtype))
 
 
 def two_samples(example: Inputs) -> Inputs:
     """Two samples, so that no operation can mistake the batch axis for one of size 1."""
-    if all(part.ndim > 0 and len(part) == 1 for part in parts_of(example)):
-        return each_part(example, lambda value: torch.cat([value, value]))
-    return cut(example, 0, 2)
+    if all(part.ndim > 0 and len(part) == 1 for part in tensors_of_inputs(example)):
+        return map_inputs(example, lambda value: torch.cat([value, value]))
+    return slice_inputs(example, 0, 2)
 
 
 _TOLERANCES = {torch.float64: 1e-10, torch.float32: 1e-4}
@@ -327,5 +340,5 @@ def refuse_if_different(model: nn.Module, other: nn.Module, example: Inputs, wha
 
 def _outputs(model: nn.Module, example: Inputs) -> list[Tensor]:
     inputs = fitting(model, example)
-    raw = model(**inputs) if isinstance(inputs, dict) else model(*parts_of(inputs))
+    raw = model(**inputs) if isinstance(inputs, dict) else model(*tensors_of_inputs(inputs))
     return [value for value in output_tensors(raw) if value.is_floating_point() and value.numel()]

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from flatscope.formatting import some_of
+from flatscope.formatting import first_of_names
 from flatscope.network.layer_uses import LayerUse
 from flatscope.network.normal_form_pass import ACTING
 from flatscope.network.program import Program, Slot
@@ -64,7 +64,7 @@ class Network:
             return "the network has no layer: no product, convolution or lookup with a weight was found"
         if not self.not_covered:
             return ""
-        named = some_of([f"{name} (read by {place})" for name, place in self.not_covered.items()], 3)
+        named = first_of_names([f"{name} (read by {place})" for name, place in self.not_covered.items()], 3)
         return f"trainable matrices that take part in no recognised layer would be left out: {named}"
 
 

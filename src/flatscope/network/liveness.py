@@ -18,8 +18,8 @@ from flatscope.network.interception import Operation, address_of, is_question, r
 from flatscope.network.normal_form_pass import seen_inside
 from flatscope.network.passes import graph_nodes
 from flatscope.network.program import NO_MEMORY, Dead, Program, Slot
-from flatscope.params import copied
-from flatscope.samples import Inputs, copies
+from flatscope.params import independent_module_copy
+from flatscope.samples import Inputs, copied_inputs
 
 
 def dead_steps(program: Program, ends: Iterable[Slot], origins: dict[int, list[Any]], nodes: Iterable[Any]) -> Dead:
@@ -91,10 +91,10 @@ def _is_the_same_without(
     ends = []
     try:
         for spoilt in (frozenset[int](), found.numbers):
-            twin = copied(model)
+            twin = independent_module_copy(model)
             rule = _Spoiling(spoilt).follow
             with seen_inside(twin, lambda _, rule=rule: rule):  # type: ignore[misc]
-                ends.append(outputs(replay(twin, copies(example), [])))
+                ends.append(outputs(replay(twin, copied_inputs(example), [])))
     except Exception:  # the network looks at its own values
         return False
     return all(torch.equal(one, other) for one, other in zip(*ends, strict=True))

@@ -23,8 +23,8 @@ from flatscope.network.normal_form_pass import ACTING, Key, WeightPlan, part_nam
 from flatscope.network.parameter_uses import Use, UsesOfPasses, idle_parameters, is_matrix
 from flatscope.network.pass_recording import record
 from flatscope.network.program import Dead
-from flatscope.params import Params, copied, trainable_names
-from flatscope.samples import Inputs, one_more
+from flatscope.params import Params, independent_module_copy, trainable_names
+from flatscope.samples import Inputs, inputs_with_first_repeated
 
 _NOT_COVERED, _SEARCHED = "_flatscope_not_covered", "_flatscope_searched"
 # Names that parametrizations, weight_norm, spectral_norm and pruning give to what a weight is made of.
@@ -42,11 +42,13 @@ def normal_form(
         acting: whether weights that are views or computed become parameters of their own.
         everything: look at all examples, since they may use weights in other ways.
     """
-    twin, examples = copied(model), iter(examples)
+    twin, examples = independent_module_copy(model), iter(examples)
     first = next(examples)
     if plan_of(twin) is None and not hasattr(model, _SEARCHED):
         outputs = returned_tensors  # also those beside the one that is measured
-        passes = (record(twin, inputs, _leaves(twin)).dead(outputs) for inputs in (first, one_more(first)))
+        passes = (
+            record(twin, inputs, _leaves(twin)).dead(outputs) for inputs in (first, inputs_with_first_repeated(first))
+        )
         leave_out_dead(twin, passes, first, outputs)
     frozen = not any(value.requires_grad for value in twin.parameters())  # then all of them count as trainable
     trainable = set(trainable_names(twin))
@@ -76,7 +78,7 @@ def _uses_of_passes(twin: nn.Module, examples: Iterator[Inputs], trainable: set[
         _add_uses(twin, example, seen)
         # Where weights are made, one sample more shows whether their shapes hang on the number of samples.
         if number == 0 and any(use.key != ("whole", *use.params) for use in seen.batches[0].uses):
-            _add_uses(twin, one_more(example), seen)
+            _add_uses(twin, inputs_with_first_repeated(example), seen)
         if not everything and sought <= seen.met:
             break
     return seen

@@ -24,7 +24,7 @@ from flatscope.errors import NotApplicable
 from flatscope.network.expansions import EXPANSIONS
 from flatscope.network.interception import (
     Operation,
-    Rule,
+    OperationRule,
     address_of,
     is_question,
     tensors_in,
@@ -66,7 +66,7 @@ class WeightPlan:
     constants: bool = False  # whether what multiplies rows of constants is a layer, as in a network on a fixed graph
     dead: Dead | None = None  # operations that do not reach the output: they are run, and no other rule sees them
 
-    def rules(self, model: nn.Module) -> Sequence[Rule]:
+    def rules(self, model: nn.Module) -> Sequence[OperationRule]:
         """The rule for one pass through the module."""
         return [Writer(model, self).step]
 
@@ -287,7 +287,7 @@ class Writer:
 class ForwardPlan(Protocol):
     """A plan by which a module's forward is run."""
 
-    def rules(self, model: nn.Module) -> Sequence[Rule]:
+    def rules(self, model: nn.Module) -> Sequence[OperationRule]:
         """Rules for one pass through the module, made when its tensors are in their places; the first sees first."""
 
 
@@ -306,7 +306,7 @@ def set_plan(model: nn.Module, plan: ForwardPlan) -> None:
 
 
 @contextmanager
-def seen_inside(model: nn.Module, rule: Callable[[nn.Module], Rule]) -> Iterator[None]:
+def seen_inside(model: nn.Module, rule: Callable[[nn.Module], OperationRule]) -> Iterator[None]:
     """Inside the block the operations of a module's own forward, as its plan gives them, are handed to a rule as well.
 
     Args:
@@ -332,9 +332,9 @@ class _PlanAndRule:
     """A plan, if there is one, and a rule that sees what it gives."""
 
     plan: ForwardPlan | None
-    rule: Callable[[nn.Module], Rule]
+    rule: Callable[[nn.Module], OperationRule]
 
-    def rules(self, model: nn.Module) -> Sequence[Rule]:
+    def rules(self, model: nn.Module) -> Sequence[OperationRule]:
         """Those of the plan, and the rule."""
         return [*(() if self.plan is None else self.plan.rules(model)), self.rule(model)]
 

@@ -7,9 +7,7 @@ operation is one entry; `tests/network/test_operations.py` holds every entry to 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 from flatscope.network import path_rules, scales, stretch_rules
 from flatscope.network.interception import LAYER_CALLS
@@ -27,10 +25,10 @@ LEAVES_TORCH = (*TO_PYTHON, "array", "equal", "allclose")
 class Meaning:
     """Properties of one operation, as every reading of a network uses them."""
 
-    scale: Callable[[scales.ScaleStep], Any] | None = None  # what it does to scales and units; None: a wall
+    scale: scales.ScaleRule | None = None  # what it does to scales and units; None: a wall
     linear: str = CURVED  # what it is as a function of its tensors
-    paths: path_rules.Rule | None = None  # what it does to sums over paths; None: there are none through it
-    stretch: stretch_rules.Rule | None = None  # how far it can stretch; None: unknown, unless `slope` says it
+    paths: path_rules.PathRule | None = None  # what it does to sums over paths; None: there are none through it
+    stretch: stretch_rules.StretchRule | None = None  # how far it can stretch; None: unknown, unless `slope` says it
     slope: float | None = None  # largest slope of a function that is the same for every entry
     kinks: bool = False  # whether its slope jumps somewhere, which a finite difference counts
     creates: bool = False  # whether it takes no more than shape and type from its tensors

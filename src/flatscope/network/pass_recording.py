@@ -19,11 +19,11 @@ from flatscope.network.expansions import attention_in_parts
 from flatscope.network.interception import (
     WEIGHT_CALLS,
     Operation,
-    Rule,
+    OperationRule,
     address_of,
     is_question,
     output_tensors,
-    read,
+    replay_for_structure,
     tensors_in,
     watched,
     written_out,
@@ -34,7 +34,7 @@ from flatscope.network.normal_form_pass import seen_inside
 from flatscope.network.parameter_uses import ParameterUses, UseRecorder, uses_in_pass
 from flatscope.network.program import NO_MEMORY, Dead, Program, Slot, Step, slots_in
 from flatscope.params import Params
-from flatscope.samples import Inputs, copies, output_tensor, parts_of
+from flatscope.samples import Inputs, copied_inputs, output_tensor, tensors_of_inputs
 
 _SETTINGS = (int, float, bool, str, complex, type(None), type(Ellipsis), slice, torch.dtype, torch.device, torch.Size)
 
@@ -87,23 +87,23 @@ def record(model: nn.Module, inputs: Inputs, params: Params, constants: bool = F
         params: all parameters, those to differentiate by as leaves that require gradients.
         constants: whether what multiplies rows of constants is a layer.
     """
-    inputs, received, makers = copies(inputs), Received(), AutogradNodes()
+    inputs, received, makers = copied_inputs(inputs), Received(), AutogradNodes()
     views = list[tuple[UseRecorder, ProgramRecorder]]()
 
-    def rule(module: nn.Module) -> Rule:
-        meetings = UseRecorder(module, len(parts_of(inputs)[0]), constants)
+    def rule(module: nn.Module) -> OperationRule:
+        meetings = UseRecorder(module, len(tensors_of_inputs(inputs)[0]), constants)
         views.append((meetings, ProgramRecorder(params, inputs, makers.keep, meetings.follow)))
         return views[-1][1].follow
 
     in_normal_form = ProgramRecorder(params, inputs, received.keep)
     with seen_inside(model, rule):
-        raw = read(model, inputs, in_parts(in_normal_form.follow), params)
+        raw = replay_for_structure(model, inputs, in_parts(in_normal_form.follow), params)
     ((meetings, calls),) = views
     program = in_normal_form.program(output_tensors(raw)[0])
     return Recording(raw, program, received, calls, makers, meetings, params)
 
 
-def in_parts(rule: Rule) -> Rule:
+def in_parts(rule: OperationRule) -> OperationRule:
     """The rule for every operation; of attention for the products and the softmax in it.
 
     In one piece it would have a block between any two of queries, keys and values, and noise of them in every layer.
@@ -133,7 +133,9 @@ class ProgramRecorder:
         rule: runs each operation.
     """
 
-    def __init__(self, params: Params, inputs: Inputs, keep: Keep | None = None, rule: Rule = Operation.run) -> None:
+    def __init__(
+        self, params: Params, inputs: Inputs, keep: Keep | None = None, rule: OperationRule = Operation.run
+    ) -> None:
         self._rule = rule
         self._alive: list[Tensor] = []  # so that no address is used twice
         self._memories: dict[int, int] = {}
@@ -144,8 +146,8 @@ class ProgramRecorder:
         self._keep = keep
         self._level = torch._C._functorch.maybe_current_level()
         self._parameters = {name: self._slot(value).memory for name, value in params.items()}
-        self._inputs = tuple(self._slot(part) for part in parts_of(inputs))
-        self._n_samples = len(parts_of(inputs)[0])
+        self._inputs = tuple(self._slot(part) for part in tensors_of_inputs(inputs))
+        self._n_samples = len(tensors_of_inputs(inputs)[0])
 
     def program(self, output: Tensor) -> Program:
         """The program of all steps so far."""

@@ -19,7 +19,7 @@ from torch._C import DisableTorchFunction
 from torch.overrides import TorchFunctionMode
 
 from flatscope.errors import FlatscopeError
-from flatscope.isolation import running_model
+from flatscope.isolation import settings_of_running_model
 
 _PASSES = "_flatscope_passes"
 _DOUBLE: dict[Any, Any] = {
@@ -172,7 +172,7 @@ def _run(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         first = next((value for value in self.parameters() if value.is_floating_point()), torch.empty(0))
     double = first.dtype is torch.float64
     with ExitStack() as stack:
-        stack.enter_context(running_model(first.dtype, first.device))
+        stack.enter_context(settings_of_running_model(first.dtype, first.device))
         if double and (passes.names_float32 or not passes.looked):
             stack.enter_context(_InDouble(passes))
         if passes.kept:

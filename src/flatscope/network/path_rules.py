@@ -80,7 +80,7 @@ class Paths:
 
 
 # A rule gives the result of the operation and the logarithm of its scale.
-Rule = Callable[[Paths, Operation], tuple[Any, float]]
+PathRule = Callable[[Paths, Operation], tuple[Any, float]]
 
 
 def layer(paths: Paths, op: Operation) -> tuple[Tensor, float]:

@@ -41,7 +41,8 @@ class ScaleStep:
         return labels.expand(self.result.shape).clone()
 
 
-# A rule gives the labels of the result (nested as the result is), or None: then the operation is a wall.
+# Gives the labels of the result (nested as the result is), or None: then the operation is a wall.
+ScaleRule = Callable[[ScaleStep], Any]
 
 
 def move(step: ScaleStep) -> Any:

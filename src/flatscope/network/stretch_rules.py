@@ -47,7 +47,7 @@ class Stretches(ABC):
 
 
 # A rule gives the logarithm of the constant of the result.
-Rule = Callable[[Stretches, Operation, list[Tensor], Any], float]
+StretchRule = Callable[[Stretches, Operation, list[Tensor], Any], float]
 
 
 def safe_log(value: float) -> float:

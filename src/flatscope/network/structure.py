@@ -21,7 +21,7 @@ from flatscope.network.parameter_uses import UsesOfPasses
 from flatscope.network.pass_recording import Recording, record
 from flatscope.network.program import Program, Slot
 from flatscope.params import Params
-from flatscope.samples import Batch, Inputs, axis_of_samples, output_tensor, parts_of, rows_of_inputs
+from flatscope.samples import Batch, Inputs, axis_of_samples, output_tensor, rows_of_inputs, tensors_of_inputs
 
 T = TypeVar("T")
 
@@ -66,7 +66,7 @@ def paired(program: Program, wider: Program) -> list[tuple[LayerUse[Slot], Layer
 
 def two_orders(inputs: Inputs) -> tuple[Inputs, Inputs]:
     """Some samples, and the same in reverse and one more: of these two passes a structure is read."""
-    backwards = torch.arange(len(parts_of(inputs)[0]) - 1, -1, -1)
+    backwards = torch.arange(len(tensors_of_inputs(inputs)[0]) - 1, -1, -1)
     return inputs, rows_of_inputs(inputs, torch.cat([backwards, backwards[:1]]))
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from flatscope.isolation import own_settings
-from flatscope.network.interception import WEIGHT_CALLS, Operation, fitting, read_outputs, tensors_in, two_samples
+from flatscope.network.interception import WEIGHT_CALLS, Operation, fitting, replayed_outputs, tensors_in, two_samples
 from flatscope.network.layer_uses import Roles
 from flatscope.network.layers import layer_name
 from flatscope.network.normal_form_pass import Weights
@@ -19,8 +19,8 @@ from flatscope.network.products import AFFINE_NORMS
 from flatscope.network.scales import ScaleStep, constant_labels
 from flatscope.network.tied_labels import CONSTANT, Labels
 from flatscope.network.units import Graph, LayerRecord, graph_of
-from flatscope.params import copied
-from flatscope.samples import Inputs, parts_of
+from flatscope.params import independent_module_copy
+from flatscope.samples import Inputs, tensors_of_inputs
 
 
 def trace(model: nn.Module, example: Inputs, inner: bool = False, frozen: Collection[str] = ()) -> Graph:
@@ -43,13 +43,13 @@ def trace(model: nn.Module, example: Inputs, inner: bool = False, frozen: Collec
         >>> graph.n_classes, graph.layer("0").outputs.tolist(), graph.layer("2").inputs.tolist()
         (3, [1, 2, 3], [1, 2, 3])
     """
-    network = copied(model).eval()
+    network = independent_module_copy(model).eval()
     inputs = two_samples(fitting(network, example))
     for value in network.parameters():
         value.requires_grad_(value.is_floating_point())
     tracer = _Tracer(network, inputs, Labels(inner))
     with own_settings():
-        outputs = read_outputs(network, inputs, tracer.follow)
+        outputs = replayed_outputs(network, inputs, tracer.follow)
     tracer.finish(outputs)
     return graph_of(tracer.book, list(tracer.layers.values()), tracer.other_uses, tracer.marks, tracer.joins, frozen)
 
@@ -80,7 +80,7 @@ class _Tracer:
         self._roles = Roles(dict(self.network.named_parameters()))
         self._modules = dict(self.network.named_modules())
         self._place = ""
-        for part in parts_of(self.inputs):
+        for part in tensors_of_inputs(self.inputs):
             self._track(part, _fixed(part), frozenset({""}))
 
     def follow(self, op: Operation) -> Any:

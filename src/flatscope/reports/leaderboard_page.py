@@ -11,7 +11,7 @@ import pandas as pd
 from markupsafe import Markup
 
 from flatscope.comparing.records import DIFFERENCES, RANKING, Record, records_by_measure
-from flatscope.formatting import numbered, some_of
+from flatscope.formatting import first_of_names, numbered
 from flatscope.registry import declarations
 from flatscope.reports.markup import (
     Cell,
@@ -102,7 +102,7 @@ def leaderboard_sentences(board: Leaderboard) -> list[str]:
     if wrong:
         sentences.append(
             "Significantly correlated in the wrong direction, on every data set at every training loss: "
-            f"{some_of(wrong, 8)}."
+            f"{first_of_names(wrong, 8)}."
         )
     if board.meta.get("networks") == RELEASED:
         sentences += _ranked_pairs_in_words(board)

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 from markupsafe import Markup
 
-from flatscope.formatting import numbered, some_of, written
+from flatscope.formatting import first_of_names, numbered, written
 from flatscope.reports.markup import Cell, Colours, Part, Section, answer_and_list, badge, breakable, element, table
 from flatscope.reports.measured import INVARIANCE_WORDS, MANY, invariance_of_measure
 from flatscope.reports.plots import (
@@ -178,10 +178,10 @@ def population_sentences(population: PopulationFrame, statistics: list[MeasureSt
         )
     against = [e.measure for e in clear if e.entry and _contradicts_expected_direction(e)]
     if against:
-        sentences.append(f"Against the direction that their source expects: {some_of(against, MOST_NAMED)}.")
+        sentences.append(f"Against the direction that their source expects: {first_of_names(against, MOST_NAMED)}.")
     missing = [entry.measure for entry in statistics if entry not in valued]
     if missing:
-        sentences.append(f"Without a correlation, for lack of values that vary: {some_of(missing, MOST_NAMED)}.")
+        sentences.append(f"Without a correlation, for lack of values that vary: {first_of_names(missing, MOST_NAMED)}.")
     return sentences
 
 

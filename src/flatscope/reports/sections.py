@@ -15,7 +15,7 @@ from flatscope.audit_result import Audit
 from flatscope.comparing.comparison import ERRORS, Comparison
 from flatscope.explaining import Explanation
 from flatscope.files import figure_bytes
-from flatscope.formatting import numbered, some_of, typeset, written
+from flatscope.formatting import first_of_names, numbered, typeset, written
 from flatscope.registry import SYMMETRIES, Declaration
 from flatscope.reports.figures import comparison_plot, history_plots, measured_plots
 from flatscope.reports.markup import (
@@ -244,7 +244,9 @@ def audits_part(audits: Mapping[str, Audit], _: Colours) -> Part:
         rows = [
             [_measure_name_markup(line[0][0]), *(_audit_cell(*cell) for cell in line[1:])] for line in audit.lines()
         ]
-        notes = bullet_list(f"{reason.rstrip('.')} ({some_of(names, 4)})" for reason, names in audit.notes().items())
+        notes = bullet_list(
+            f"{reason.rstrip('.')} ({first_of_names(names, 4)})" for reason, names in audit.notes().items()
+        )
         parts += [element("h3", name)] if len(audits) > 1 else []
         parts += [table(f"Audit of {name}", header, rows), notes]
         answers.append(audit_in_words(name, audit))
@@ -272,7 +274,7 @@ def audit_in_words(name: str, audit: Audit) -> str:
     moved = list(dict.fromkeys(tested.loc[tested["verdict"] == "moved", "measure"]))
     kept = [measure for measure in dict.fromkeys(tested["measure"]) if measure not in moved]
     whole = f"{len(kept)} of {len(kept) + len(moved)} audited measures of {name} are invariant"
-    return f"{whole}: {some_of(kept, 6)}." if kept else f"{whole}."
+    return f"{whole}: {first_of_names(kept, 6)}." if kept else f"{whole}."
 
 
 def _audit_cell(text: str, wrong: bool) -> Markup:

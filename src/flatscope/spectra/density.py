@@ -17,7 +17,7 @@ from torch import Tensor
 from flatscope.charts import label_powers, resized_figure
 from flatscope.curvature import brackets
 from flatscope.errors import InputError
-from flatscope.formatting import number
+from flatscope.formatting import readable_number
 from flatscope.result import DrawnResult, checked_columns
 from flatscope.significance import checked_confidence, wilson
 from flatscope.spectra.eigenpairs import finite_differences_in_words
@@ -45,7 +45,7 @@ class Share(NamedTuple):
 
     def __str__(self) -> str:
         """The interval in per cent; one number where its ends are hardly apart."""
-        low, high = (number(100 * end, 2 if end < 0.995 else 3) for end in (self.low, self.high))
+        low, high = (readable_number(100 * end, 2 if end < 0.995 else 3) for end in (self.low, self.high))
         return f"{low} %" if low == high else f"{low} % to {high} %"
 
 
@@ -287,16 +287,23 @@ class SpectralDensity(DrawnResult):
                 "the first line of fs.measure says which."
             )
         elif low < -self.radius:
-            down = f"The loss curves down somewhere (to {number(low, 3)}), along {negative} of the directions."
+            down = f"The loss curves down somewhere (to {readable_number(low, 3)}), along {negative} of the directions."
         else:
-            down = f"No direction with clearly negative curvature was met (the lowest node is {number(low, 3)})."
+            down = (
+                f"No direction with clearly negative curvature was met (the lowest node is {readable_number(low, 3)})."
+            )
         lines = [down] if self.curvature == "hessian" else []
         lines.append(
-            f"{flat} of the eigenvalues are near zero; {len(self.outliers)} stand out, up to {number(high, 3)}."
+            f"{flat} of the eigenvalues are near zero; {len(self.outliers)} stand out, "
+            f"up to {readable_number(high, 3)}."
         )
         worth = "Eigenvalues belong to the weights as written, and change with a rescaling that changes no output."
         stable = high > 0 and not self.layer
-        use = f"Gradient descent from here is stable up to a rate of about {number(2 / high, 2)}." if stable else ""
+        use = (
+            f"Gradient descent from here is stable up to a rate of about {readable_number(2 / high, 2)}."
+            if stable
+            else ""
+        )
         differences = self.meta.get("finite_difference")
         return [
             line for line in (*lines, finite_differences_in_words(differences) if differences else worth, use) if line
@@ -307,15 +314,15 @@ class SpectralDensity(DrawnResult):
         trace, error = self.trace
         low, high = self.range
         kind = MATRIX_WORDS[self.curvature]
-        standing_out = ", ".join(number(float(value)) for value in self.outliers[:10])
+        standing_out = ", ".join(readable_number(float(value)) for value in self.outliers[:10])
         return ["spectral density", ""], [
             ["matrix", f"{kind}, {self.size:,} eigenvalues" + (f", layer {self.layer}" if self.layer else "")],
             ["from", f"{self.draws} random starts, {len(self.nodes) / self.draws:.0f} products each"],
-            ["smallest and largest", f"{number(low)} … {number(high)}"],
+            ["smallest and largest", f"{readable_number(low)} … {readable_number(high)}"],
             ["outliers", standing_out + (" …" if len(self.outliers) > 10 else "")],
-            ["trace", f"{number(trace)} ± {number(error, 2)}"],
-            ["negative", f"{self.negative()}, below {number(-self.radius, 2)}"],
-            ["near zero", f"{self.near_zero()}, within ±{number(self.radius, 2)}"],
+            ["trace", f"{readable_number(trace)} ± {readable_number(error, 2)}"],
+            ["negative", f"{self.negative()}, below {readable_number(-self.radius, 2)}"],
+            ["near zero", f"{self.near_zero()}, within ±{readable_number(self.radius, 2)}"],
         ]
 
     def to_frame(self) -> pd.DataFrame:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from flatscope.charts import resized_figure
 from flatscope.files import Arrays
-from flatscope.formatting import number
+from flatscope.formatting import readable_number
 from flatscope.params import Params
 from flatscope.result import DrawnResult, Result, checked_columns
 
@@ -25,8 +25,8 @@ def finite_differences_in_words(found: Mapping[str, Any]) -> str:
     """Sentence on the uncertainty that finite differences leave."""
     kinks = "; kinks that a step crosses are counted: this is not the exact Hessian" if found["kinks"] else ""
     return (
-        f"By finite differences: step {number(found['step'], 2)} of the weights, two steps differ by up to "
-        f"{number(100 * found['spread'], 2)} %{kinks}."
+        f"By finite differences: step {readable_number(found['step'], 2)} of the weights, two steps differ by up to "
+        f"{readable_number(100 * found['spread'], 2)} %{kinks}."
     )
 
 
@@ -77,7 +77,8 @@ class Eigenpairs(DrawnResult):
         """The largest eigenvalue, whether the search ended, what it means for a step."""
         largest, missed = float(self.values[0]), int((~self.converged).sum())
         lines = [
-            f"The largest of {len(self)} eigenvalues is {number(largest)} ± {number(float(self.residuals[0]), 2)}."
+            f"The largest of {len(self)} eigenvalues is {readable_number(largest)} "
+            f"± {readable_number(float(self.residuals[0]), 2)}."
         ]
         if missed:
             lines.append(f"{missed} did not converge: ask for fewer, or raise the tolerance.")
@@ -87,13 +88,20 @@ class Eigenpairs(DrawnResult):
         if "finite_difference" in self.meta:
             lines.append(finite_differences_in_words(self.meta["finite_difference"]))
         if largest > 0 and not self.layer:
-            lines.append(f"Gradient descent from here is stable up to a rate of about {number(2 / largest, 2)}.")
+            lines.append(
+                f"Gradient descent from here is stable up to a rate of about {readable_number(2 / largest, 2)}."
+            )
         return lines
 
     def cells(self) -> tuple[list[str], list[list[str]]]:
         """The pairs as text for people."""
         rows = [
-            [str(n + 1), number(float(value)), f"± {number(float(residual), 2)}", "" if converged else "not converged"]
+            [
+                str(n + 1),
+                readable_number(float(value)),
+                f"± {readable_number(float(residual), 2)}",
+                "" if converged else "not converged",
+            ]
             for n, (value, residual, converged) in enumerate(
                 zip(self.values, self.residuals, self.converged, strict=True)
             )

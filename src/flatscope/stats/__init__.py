@@ -9,7 +9,7 @@ Example:
 
 from flatscope.significance import wilson
 from flatscope.stats.correlation import correlate, correlation_table, partial_correlation
-from flatscope.stats.estimate import Estimate, Ranking, holm, mean_of_series, paired, rank_with_uncertainty
+from flatscope.stats.estimate import Estimate, Ranking, finite_pairs, holm, mean_of_series, rank_with_uncertainty
 from flatscope.stats.sign_agreement import (
     Granulated,
     SignError,
@@ -26,10 +26,10 @@ __all__ = [
     "conditional_mutual_information",
     "correlate",
     "correlation_table",
+    "finite_pairs",
     "granulated_kendall",
     "holm",
     "mean_of_series",
-    "paired",
     "partial_correlation",
     "rank_with_uncertainty",
     "sign_error",

@@ -17,7 +17,7 @@ from scipy import stats
 
 from flatscope.errors import InputError, refuse_unknown
 from flatscope.significance import checked_confidence
-from flatscope.stats.estimate import Estimate, Floats, finite_columns, holm, paired
+from flatscope.stats.estimate import Estimate, Floats, finite_columns, finite_pairs, holm
 from flatscope.stats.sign_agreement import conditional_mutual_information, granulated_kendall, sign_error
 
 Kind = Literal["pearson", "spearman", "kendall"]
@@ -55,7 +55,7 @@ def correlate(
     if permutations < 0:
         raise InputError("0 or more", f"{permutations}", where="permutations")
     level = checked_confidence(confidence)
-    first, second, dropped = paired(x, y)
+    first, second, dropped = finite_pairs(x, y)
     n = len(first)
     blank = Estimate(math.nan, n=n, method=kind, dropped=dropped, confidence=level)
     if n < 2:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from flatscope.errors import InputError, UnknownNameError, refuse_unless_whole
-from flatscope.formatting import number
+from flatscope.formatting import readable_number
 from flatscope.significance import checked_confidence
 
 Floats = NDArray[np.float64]
@@ -53,11 +53,11 @@ class Estimate:
 
     def __str__(self) -> str:
         """`0.62 [0.31, 0.81] (95 %), p = 0.0012, n = 36, spearman (...)`."""
-        text = number(self.value, 3)
+        text = readable_number(self.value, 3)
         if not math.isnan(self.low):
-            text += f" [{number(self.low, 3)}, {number(self.high, 3)}] ({100 * self.confidence:g} %)"
+            text += f" [{readable_number(self.low, 3)}, {readable_number(self.high, 3)}] ({100 * self.confidence:g} %)"
         if not math.isnan(self.p):
-            text += f", p = {number(self.p, 2)}"
+            text += f", p = {readable_number(self.p, 2)}"
         text += f", n = {self.n}"
         text += f" ({self.dropped} dropped)" if self.dropped else ""
         return text + (f", {self.method}" if self.method else "") + (f"; {self.note}" if self.note else "")
@@ -74,7 +74,7 @@ def as_numbers(values: Any, where: str) -> Floats:
     return array
 
 
-def paired(x: Any, y: Any) -> tuple[Floats, Floats, int]:
+def finite_pairs(x: Any, y: Any) -> tuple[Floats, Floats, int]:
     """Both variables where both are finite, and how many samples that leaves out."""
     first, second = as_numbers(x, "x"), as_numbers(y, "y")
     if len(first) != len(second):

@@ -27,7 +27,7 @@ from flatscope.errors import InputError, NumericalWarning
 from flatscope.isolation import own_settings
 from flatscope.network.tracing import trace
 from flatscope.network.units import Graph, GraphLayer
-from flatscope.params import Params, copied, named_parameters
+from flatscope.params import Params, independent_module_copy, named_parameters
 from flatscope.samples import Inputs
 from flatscope.symmetries.folding import fold_batchnorm
 from flatscope.symmetries.path_skeleton import Chains, skeleton_chains
@@ -308,7 +308,7 @@ class BasisPaths(PathCoordinates):
             raise InputError(f"{self.count} finite values", shown, where="BasisPaths.to_model")
         with torch.no_grad():
             params = self.params_of(values.to(next(iter(self.params.values())).device))
-            twin = copied(self.model)
+            twin = independent_module_copy(self.model)
             for name, value in twin.named_parameters():
                 value.copy_(params[name])
         return twin

@@ -22,8 +22,8 @@ from flatscope.network.interception import (
     NORM_ORDER,
     Operation,
     fitting,
-    read_outputs,
     refuse_if_different,
+    replayed_outputs,
     tensors_in,
     two_samples,
 )
@@ -175,7 +175,7 @@ def _batchnorm_as_affine_map(call: Operation, module: str, mean: str) -> _Norm:
 
 def _uses_in_forward_pass(model: nn.Module, inputs: Inputs) -> _Uses:
     uses = _Uses()
-    for output in read_outputs(model, inputs, uses.follow):
+    for output in replayed_outputs(model, inputs, uses.follow):
         uses.read_by[uses.identity(output)].append(None)
     return uses
 

@@ -26,8 +26,8 @@ from flatscope.network.discontinuities import Discontinuities
 from flatscope.network.interception import LAYER_CALLS, Operation, address_of, replay, tensors_in, with_tensors
 from flatscope.network.layer_uses import Roles
 from flatscope.network.operations import TABLE
-from flatscope.params import Params, copied, count, vectorised_over_points
-from flatscope.samples import Inputs, copies, moved
+from flatscope.params import Params, count_scalars, independent_module_copy, vectorised_over_points
+from flatscope.samples import Inputs, copied_inputs, inputs_on_device
 from flatscope.symmetries.basis_paths import PathCoordinates
 from flatscope.symmetries.scaling import rescaled_params
 
@@ -48,7 +48,7 @@ class ActivationCertificate:
         if coordinates.graph.not_covered:
             name, what = next(iter(coordinates.graph.not_covered.items()))
             raise NotApplicable(f"needs a network of layers and ReLUs; {name} is used by {what}")
-        self._model = copied(model).double().eval()
+        self._model = independent_module_copy(model).double().eval()
         double = {name: value.double() for name, value in coordinates.params.items()}
         suffixes = coordinates.suffix.log[1:].exp()
         self.params = rescaled_params(coordinates.graph, double, suffixes)
@@ -67,7 +67,7 @@ class ActivationCertificate:
         """
         device = next(iter(self.params.values())).device
         try:
-            moves = _Movements(self, moved(inputs, device, torch.float64), high)
+            moves = _Movements(self, inputs_on_device(inputs, device, torch.float64), high)
         except _AtZeroError:
             return 0.0, 1
         at_high, bounds = moves.worst, 1
@@ -103,7 +103,7 @@ class ActivationCertificate:
             for change in (u, -u):
                 moves = coordinates.shift(change * (radius / u.norm()))
                 points.append({name: value + moves.get(name, 0.0) for name, value in params.items()})
-        before, *after = self._states(points, moved(inputs, device, torch.float64))
+        before, *after = self._states(points, inputs_on_device(inputs, device, torch.float64))
         if not all(torch.equal(one, other) for states in after for one, other in zip(before, states, strict=True)):
             got = "a perturbation of that length that changes one"
             fix = "Please report the network: an operation in it is not followed as it is"
@@ -111,7 +111,7 @@ class ActivationCertificate:
 
     def _states(self, points: list[Params], inputs: Inputs) -> list[tuple[Tensor, ...]]:
         """The states of all ReLUs at each of several weights, in as few passes as memory and network allow."""
-        width = max(1, STANDARD.block_memory.least // (8 * count(points[0].values())))
+        width = max(1, STANDARD.block_memory.least // (8 * count_scalars(points[0].values())))
         found: list[tuple[Tensor, ...]] = []
         for start in range(0, len(points), width):
             some = points[start : start + width]
@@ -132,7 +132,7 @@ class ActivationCertificate:
             return op.run()
 
         with torch.no_grad():
-            replay(self._model, copies(inputs), look, params)
+            replay(self._model, copied_inputs(inputs), look, params)
         return tuple(states)
 
 

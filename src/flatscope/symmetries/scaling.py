@@ -23,7 +23,7 @@ from flatscope.network.interception import refuse_if_different
 from flatscope.network.normal_form import mask_name, masks_of
 from flatscope.network.tracing import trace
 from flatscope.network.units import DIAGONAL, Graph, GraphLayer
-from flatscope.params import Params, copied, named_parameters
+from flatscope.params import Params, independent_module_copy, named_parameters
 from flatscope.samples import Inputs
 from flatscope.symmetries.folding import fold_batchnorm, has_batchnorm
 
@@ -259,7 +259,7 @@ def _classes_scaled_by_layer(graph: Graph) -> list[list[int]]:
 
 def network_with_weights(base: nn.Module, params: Params, example: Inputs, what: str) -> nn.Module:
     """A copy of `base` with these parameters, and masks if there are any, compared with it on the example."""
-    twin = copied(base)
+    twin = independent_module_copy(base)
     with torch.no_grad():
         for name, value in [*twin.named_parameters(), *twin.named_buffers()]:
             if name in params:

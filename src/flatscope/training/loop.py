@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from flatscope.errors import InputError, Interrupted
 from flatscope.isolation import derivatives_on, private_randomness
-from flatscope.progress import Advance, progress
+from flatscope.progress import Advance, progress_bar
 from flatscope.training.checkpoint import (
     CROP_PADDING,
     CheckpointPace,
@@ -160,7 +160,7 @@ def train(
     steps = _Steps(model, x, y, optimizer, config)
     kept = _model_snapshot(model)
     begun = time.perf_counter() - state.seconds
-    bar = progress("training", total=config.epochs, shown=show_progress)
+    bar = progress_bar("training", total=config.epochs, shown=show_progress)
     try:
         with bar as advance, product_precision(config.precision):
             advance(state.epochs)

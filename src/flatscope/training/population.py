@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from flatscope.errors import InputError, Interrupted, first_line
-from flatscope.formatting import some_of
+from flatscope.formatting import first_of_names
 from flatscope.input_checks import usable_device, usable_dtype
 from flatscope.isolation import derivatives_on
-from flatscope.progress import progress
+from flatscope.progress import progress_bar
 from flatscope.training.checkpoint import CheckpointPace, TrainingState, prepare_folder
 from flatscope.training.evaluation import Pair, check_training_settings, checked_pair, checked_targets, unpack_pairs
 from flatscope.training.fused_chain import NotFused
@@ -134,9 +134,9 @@ def train_population(
     if folder is not None:
         prepare_folder(folder)
     for reason, names in reasons.items():
-        warnings.warn(f"trials {some_of(names, 5)} are trained one by one: {reason}", UserWarning, stacklevel=2)
+        warnings.warn(f"trials {first_of_names(names, 5)} are trained one by one: {reason}", UserWarning, stacklevel=2)
     population = Population(read, groups, held_out)
-    bar = progress("training", total=sum(trial.config.epochs for trial in read), shown=show_progress)
+    bar = progress_bar("training", total=sum(trial.config.epochs for trial in read), shown=show_progress)
     try:
         with bar as advance:
             for group, own_test in zip(groups, tested, strict=True):

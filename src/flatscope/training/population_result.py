@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from flatscope.charts import Bars, finite_or_nan
 from flatscope.errors import InputError
-from flatscope.formatting import number
+from flatscope.formatting import readable_number
 from flatscope.problem import Problem
 from flatscope.result import Result
 from flatscope.training.checkpoint import TrainingState
@@ -112,7 +112,9 @@ class Population(Result, Sequence[nn.Module]):
         lines = [f"{lost} of {size} diverged: leave them out, or lower their rates." if lost else f"{size} trained."]
         if gap:
             low, high = frame[gap].min(), frame[gap].max()
-            lines.append(f"Their {gap.replace('_', ' ')}s go from {number(low, 3)} to {number(high, 3)}.")
+            lines.append(
+                f"Their {gap.replace('_', ' ')}s go from {readable_number(low, 3)} to {readable_number(high, 3)}."
+            )
         return [*lines, "Next: measure each, then fs.PopulationFrame or fs.stats to see what predicts the gap."]
 
     def cells(self) -> tuple[list[str], list[list[str]]]:
@@ -121,7 +123,7 @@ class Population(Result, Sequence[nn.Module]):
         varied = [name for name in frame if frame[name].astype(str).nunique() > 1 or name == "name"]
         kept = frame[[name for name in frame if name in varied or name in (*ERRORS, "epochs", "stopped_by")]]
         rows = [
-            ["" if pd.isna(v) else number(v) if isinstance(v, float) else str(v) for v in row]
+            ["" if pd.isna(v) else readable_number(v) if isinstance(v, float) else str(v) for v in row]
             for row in kept.to_numpy(dtype=object)
         ]
         return [str(name) for name in kept], rows

@@ -19,8 +19,8 @@ from flatscope.measures.interactions import (
     all_triples,
     condition_c3,
     interaction_ratios,
+    largest_slope_of_distribution,
     relu_chain,
-    steepest,
 )
 from flatscope.training import Store, stored_problem
 from flatscope_papers.declaration import Config, Measured, Runs, Stage, each_trial
@@ -123,7 +123,7 @@ def _switching_constants(chain: ReluChain) -> dict[str, float]:
         worst = torch.zeros_like(lengths)
         for signal in chain.signals[:-1]:
             scale = signal.square().mean(1).sqrt()
-            value = steepest(signal.abs() / scale[:, None], floor) / scale
+            value = largest_slope_of_distribution(signal.abs() / scale[:, None], floor) / scale
             worst = torch.maximum(worst, value.nan_to_num(nan=math.inf, posinf=math.inf))  # a layer that is all zero
         for unit, values in (("pixels", worst), ("unit", worst * lengths)):
             found[f"c2_{name}_{unit}/max"] = float(values.max())

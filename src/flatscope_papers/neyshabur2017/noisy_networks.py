@@ -14,7 +14,12 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from flatscope import Context, Problem, measure, rescale
-from flatscope.generalization_bounds.pac_bayes import TheoremConstants, flip_constant, simplified, theorem_1
+from flatscope.generalization_bounds.pac_bayes import (
+    TheoremConstants,
+    flip_constant,
+    simplified_theorem_1_bound,
+    theorem_1_bound,
+)
 from flatscope.measures.interactions import ReluChain, relu_chain
 from flatscope.training import Store, stored_problem, train_and_measure
 from flatscope_papers import intervals
@@ -71,7 +76,7 @@ def look_at_noise(config: Config, store: Store) -> Measured:
             {
                 "share": share,
                 "rise": float(np.mean([_test_loss_rise_under_noise(problem, chain, noise) for noise in draws])),
-                "bound": theorem_1(constants, sigmas, flips, n, DELTA),
+                "bound": theorem_1_bound(constants, sigmas, flips, n, DELTA),
                 "split": max(float((one.moved / (one.fixed + one.error)).nan_to_num().max()) for one in parts),
             }
         )
@@ -181,7 +186,7 @@ def depth_exponent_of_bound() -> float:
     values = []
     for depth in DEPTHS:
         same = TheoremConstants((100,) * (depth + 1), (1.0,) * depth, 1.0, 1.0, 1.0, 0.0, 1.0)
-        values.append(simplified(same, 1.0, 1, 1 - 1e-12))
+        values.append(simplified_theorem_1_bound(same, 1.0, 1, 1 - 1e-12))
     return float(np.polyfit(np.log(DEPTHS), np.log(values), 1)[0])
 
 

@@ -37,10 +37,10 @@ def words_in_small_print(words: str) -> str:
 def table_lines(header: Iterable[str], rows: Iterable[Iterable[object]]) -> list[str]:
     """Lines of a table; cells are Markdown already."""
     titles = list(header)
-    return [_table_line(titles), _table_line("---" for _ in titles), *map(_table_line, rows)]
+    return [_markdown_row(titles), _markdown_row("---" for _ in titles), *map(_markdown_row, rows)]
 
 
-def _table_line(cells: Iterable[object]) -> str:
+def _markdown_row(cells: Iterable[object]) -> str:
     return "| " + " | ".join(str(cell) for cell in cells) + " |"
 
 

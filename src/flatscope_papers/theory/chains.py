@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from flatscope import SGLD, InputError
-from flatscope.extend import progress
+from flatscope.extend import progress_bar
 
 Field = Callable[[Tensor], Tensor]
 Floats = npt.NDArray[np.float64]
@@ -190,7 +190,7 @@ def run_chains(
     point, velocity = start.clone(), torch.zeros_like(start)
     block = max(1, NOISE_BLOCK // max(1, point.numel()))
     kept: list[Tensor] = []
-    with torch.no_grad(), progress("chains", total=steps) as advance:
+    with torch.no_grad(), progress_bar("chains", total=steps) as advance:
         for step in range(steps):
             if step % block == 0 and power:
                 size = (min(block, steps - step), *point.shape)

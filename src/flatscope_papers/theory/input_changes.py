@@ -14,7 +14,7 @@ from torch import Tensor
 from flatscope import Context
 from flatscope.errors import InputError
 from flatscope.extend import Layer
-from flatscope.measures.feature_robustness import by_feature, from_feature
+from flatscope.measures.feature_robustness import weights_by_input_feature, weights_from_feature_rows
 
 
 def robustness_to(ctx: Context, layer: Layer, matrix: Tensor, delta: float) -> float:
@@ -27,12 +27,12 @@ def robustness_to(ctx: Context, layer: Layer, matrix: Tensor, delta: float) -> f
 
 def times_features(weight: Tensor, matrix: Tensor, layer: Layer) -> Tensor:
     """The product wA, shaped as the weight. A: (features, features), or (groups, …, …) with one block per group."""
-    rows = by_feature(weight[None], layer)  # (1, groups, rows, features)
+    rows = weights_by_input_feature(weight[None], layer)  # (1, groups, rows, features)
     features = rows.shape[-1]
     if matrix.shape not in ((features, features), (layer.groups, features, features)):
         expected = f"a matrix {features} × {features}" + (f", or {layer.groups} of them" if layer.groups > 1 else "")
         raise InputError(expected, f"shape {tuple(matrix.shape)}", where=f"layer {layer.name}")
-    return from_feature(rows @ matrix, weight, layer)[0]
+    return weights_from_feature_rows(rows @ matrix, weight, layer)[0]
 
 
 def matrix_sending(sources: Tensor, targets: Tensor) -> Tensor:

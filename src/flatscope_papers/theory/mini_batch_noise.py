@@ -22,7 +22,7 @@ from torch.func import jvp
 
 from flatscope import Context, InputError
 from flatscope.errors import UnknownNameError
-from flatscope.extend import count, flatten, unflatten
+from flatscope.extend import count_scalars, flatten, unflatten
 from flatscope.measures.gradient_noise import batch_factor, sample_gradients
 
 TESTS = ("dagostino", "ks", "anderson")
@@ -236,7 +236,7 @@ def noise_at(ctx: Context, components: int | Sequence[int] = 100) -> GradientNoi
         components: how many components to keep, drawn at random by the context's seed; or their places in the
             flattened trainable parameters.
     """
-    p, device = count(ctx.trainable.values()), ctx.problem.device
+    p, device = count_scalars(ctx.trainable.values()), ctx.problem.device
     if isinstance(components, int):
         if components < 1:
             raise InputError("at least one component", str(components), where="components")
@@ -264,7 +264,7 @@ def noise_spectrum(ctx: Context, k: int = 10) -> Tensor:
     From the Gram matrix of the centred gradients where they fit in memory; else by Lanczos on products with S, each of
     one forward derivative (g_i·u for all samples) and one gradient of a weighted loss.
     """
-    n, p = ctx.problem.n_train, count(ctx.trainable.values())
+    n, p = ctx.problem.n_train, count_scalars(ctx.trainable.values())
     if not 1 <= k <= min(n, p):
         raise InputError(f"1 to {min(n, p)} eigenvalues", str(k), where="noise_spectrum")
     if n * p <= KEPT_NUMBERS:
@@ -304,6 +304,6 @@ def _second_moment_product(ctx: Context, u: Tensor) -> Tensor:
             parts = torch.autograd.grad(weighted, list(leaves.values()), materialize_grads=True)
         total += flatten(dict(zip(names, parts, strict=True))).double().cpu()
     n = ctx.problem.n_train
-    ctx.count("forward", 2 * n)
-    ctx.count("backward", n)
+    ctx.charge_passes("forward", 2 * n)
+    ctx.charge_passes("backward", n)
     return ctx.problem.ranks.summed([total])[0] / n

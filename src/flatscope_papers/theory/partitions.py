@@ -139,7 +139,7 @@ def partition_robustness(ctx: Context, partition: Partition, *, largest: float =
                 cells = partition.cells(x).reshape(len(x), -1)
                 keys.append(torch.cat([cells, targets[:, None].to(cells)], dim=1).cpu())
                 losses.append(ctx.problem.loss(ctx.forward(inputs), targets).double().clamp(max=largest).cpu())
-                ctx.count("forward", len(targets))
+                ctx.charge_passes("forward", len(targets))
     _, cell = torch.unique(torch.cat(keys), dim=0, return_inverse=True)
     spreads = spread_by_sample(cell, torch.cat(losses), ctx.problem.n_train)
     own = cell[: ctx.problem.n_train]

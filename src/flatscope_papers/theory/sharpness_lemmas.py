@@ -11,7 +11,7 @@ from torch import Tensor
 
 from flatscope import Context
 from flatscope.errors import InputError
-from flatscope.extend import Params, count
+from flatscope.extend import Params, count_scalars
 from flatscope.measures.interactions import ReluChain, relu_chain
 
 
@@ -114,7 +114,7 @@ def unit_prior_kl(shift: Params, sigma: float) -> float:
     """KL(N(w, σ²I) ‖ N(w₀, I)) = ½(‖w - w₀‖² + pσ² - p - p ln σ²): the prior of unit variance."""
     if not sigma > 0:
         raise InputError("a positive sigma", str(sigma), where="unit_prior_kl")
-    p, squares = count(shift.values()), math.fsum(float(v.double().square().sum()) for v in shift.values())
+    p, squares = count_scalars(shift.values()), math.fsum(float(v.double().square().sum()) for v in shift.values())
     return 0.5 * (squares + p * sigma**2 - p - p * math.log(sigma**2))
 
 

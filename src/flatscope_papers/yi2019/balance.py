@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from flatscope import BasisPaths, bounds, measure
-from flatscope.generalization_bounds.psi import PathSpread, psi_of
+from flatscope.generalization_bounds.psi import PathSpread, psi_of_path_values
 from flatscope.training import Store, evaluate, stored_problem
 from flatscope_papers import intervals
 from flatscope_papers.claims import Answer
@@ -99,7 +99,7 @@ def balance_of(config: Config, store: Store) -> Measured:
         "test_error": store.read(config["network"]).metrics["test_error"],
         "balance": math.exp(spread.log_sup - spread.log_inf),
         "largest": math.exp(spread.log_sup),
-        "log10_psi": math.log10(psi_of(spread, config["epsilon"], depth)),
+        "log10_psi": math.log10(psi_of_path_values(spread, config["epsilon"], depth)),
         "values": paths.count,
         "pole": float(paths.nearest_pole),
         **{name: found[name] if name in options else math.nan for name in FLATNESSES},

@@ -18,7 +18,7 @@ from flatscope.inputs.public_sets import data_root
 from flatscope.isolation import own_settings
 from flatscope.measuring import FAILED, measure
 from flatscope.problem import Problem
-from flatscope.progress import progress
+from flatscope.progress import progress_bar
 from flatscope.registry import Value, declarations, select
 from flatscope.training.benchmarking.differences import records_on_population
 from flatscope.training.benchmarking.leaderboard_result import Leaderboard
@@ -212,7 +212,7 @@ def _values_of_own_functions(
 ) -> dict[str, list[float]]:
     """Columns of the user's functions: on every network, and on its rescaled twin at the last stop."""
     columns: dict[str, list[float]] = {f"{prefix}{name}": [] for name in own for prefix in ("", RESCALED)}
-    with progress("measuring", total=len(population)) as advance:
+    with progress_bar("measuring", total=len(population)) as advance:
         for row in rows_as_dictionaries(population):
             config = network_configuration(row, row["stop"])
             there = store.read(config).metrics["reached"]

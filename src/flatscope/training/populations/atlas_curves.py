@@ -11,7 +11,7 @@ import pandas as pd
 
 from flatscope.charts import Curves
 from flatscope.errors import InputError, refuse_unknown
-from flatscope.formatting import number, some_of
+from flatscope.formatting import first_of_names, readable_number
 from flatscope.result import DRAWN, Result, checked_columns, plain
 from flatscope.significance import checked_confidence
 
@@ -149,9 +149,13 @@ class Atlas(Result):
         names = self.names("measure")
         turning = [name for name in names if self.turns(name)]
         sign = [name for name in names if name not in turning and self._has_settled_sign(name)]
-        lines = [f"The correlation of {some_of(turning, MOST_NAMED)} changes its sign in training."] if turning else []
+        lines = (
+            [f"The correlation of {first_of_names(turning, MOST_NAMED)} changes its sign in training."]
+            if turning
+            else []
+        )
         if sign:
-            lines.append(f"{some_of(sign, MOST_NAMED)}: clearly of one sign somewhere, and it never turns.")
+            lines.append(f"{first_of_names(sign, MOST_NAMED)}: clearly of one sign somewhere, and it never turns.")
         if not (turning or sign):
             lines.append("No correlation is clear at any point: more networks, or none of these measures.")
         advice = "Next: compare networks at one training loss; a correlation read at another may have the other sign."
@@ -201,7 +205,7 @@ def estimate_with_interval(point: CurvePoint) -> str:
 
 def level_in_words(axis: str, at: float) -> str:
     """A value of an axis: 0.05, 99.5 %, 150."""
-    return f"{100 * at:.6g}\N{NO-BREAK SPACE}%" if axis == "train_accuracy" else number(at, 3)
+    return f"{100 * at:.6g}\N{NO-BREAK SPACE}%" if axis == "train_accuracy" else readable_number(at, 3)
 
 
 def place_in_words(axis: str, at: float) -> str:

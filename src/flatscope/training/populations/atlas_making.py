@@ -12,8 +12,8 @@ import numpy as np
 import pandas as pd
 
 from flatscope.errors import InputError, refuse_unknown, refuse_unless_whole
-from flatscope.formatting import number, numbered, some_of
-from flatscope.progress import progress
+from flatscope.formatting import first_of_names, numbered, readable_number
+from flatscope.progress import progress_bar
 from flatscope.significance import checked_confidence
 from flatscope.stats.estimate import Codes, Floats
 from flatscope.training.populations.atlas_curves import AXES, KINDS, Atlas
@@ -107,7 +107,7 @@ def atlas(
         fix = "Look at the networks after the same epochs"
         raise InputError(f"an epoch at which {FEWEST} networks were seen", got, "atlas", fix)
     rows: list[pd.DataFrame] = []
-    with progress("Correlations", total=len(kinds) * len(scopes) * len(points)) as advance:
+    with progress_bar("Correlations", total=len(kinds) * len(scopes) * len(points)) as advance:
         for scope in scopes:
             counts = copies_in_resamples(scope.strata, resamples, seed)
             for kind, axis in itertools.product(kinds, AXES):
@@ -162,7 +162,7 @@ def _refuse_rows(looks: pd.DataFrame, named: str, numeric: Sequence[str]) -> Non
 
 
 def _notes_on_left_out(constant: Sequence[str], target: str, n_lost: int) -> list[str]:
-    notes = [f"{some_of(constant, 5)}: constant, left out"] if constant else []
+    notes = [f"{first_of_names(constant, 5)}: constant, left out"] if constant else []
     lost = f"{numbered(n_lost, 'network')} without a finite {target} at times, left out there"
     return [*notes, lost] if n_lost else notes
 
@@ -182,7 +182,7 @@ def _checked_atlas_input(
         refuse_unknown(name, columns, "column")
     _refuse_missing(columns, (named, "epoch", target))
     if not chosen:
-        raise InputError("columns named after measures", some_of(columns, 8), "atlas", "Name them: measures=[…]")
+        raise InputError("columns named after measures", first_of_names(columns, 8), "atlas", "Name them: measures=[…]")
     numeric = [name for name in ("epoch", "train_loss", "train_accuracy", target, *chosen) if name in columns]
     _refuse_rows(looks, named, numeric)
     looks["network"] = pd.factorize(looks[named])[0]
@@ -225,7 +225,7 @@ def _atlas_scopes(looks: pd.DataFrame, codes: Codes, by: Sequence[str]) -> Itera
     for name, (_, values) in numbered_by.items():
         groups = within[f"within {name}"]
         for n, value in enumerate(values if len(values) <= MOST_LEVELS else ()):
-            shown = number(value) if isinstance(value, (int, float)) else str(value)
+            shown = readable_number(value) if isinstance(value, (int, float)) else str(value)
             yield Scope(f"{name} = {shown}", np.where(groups == n, 0, -1), groups)
 
 

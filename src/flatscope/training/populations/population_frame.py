@@ -13,8 +13,8 @@ import pandas as pd
 
 from flatscope.charts import Bars
 from flatscope.errors import InputError, refuse_unknown
-from flatscope.formatting import number, some_of
-from flatscope.progress import progress
+from flatscope.formatting import first_of_names, readable_number
+from flatscope.progress import progress_bar
 from flatscope.registry import Declaration, declarations
 from flatscope.result import DRAWN, Result
 
@@ -99,7 +99,7 @@ class PopulationFrame(Result):
     def cells(self) -> tuple[list[str], list[list[str]]]:
         """Correlation of every measure with the target: Kendall's tau with its interval, and its adjusted p-value."""
         header = ["measure", f"Kendall's tau with {self.target}", "adjusted p"]
-        return header, [[s.measure, str(s.kendall), number(s.adjusted)] for s in self.statistics]
+        return header, [[s.measure, str(s.kendall), readable_number(s.adjusted)] for s in self.statistics]
 
     def chart(self) -> Bars:
         """Kendall's tau of every measure with the target, the clearest first."""
@@ -123,7 +123,7 @@ class PopulationFrame(Result):
         signs = {"lower": 1, "higher": -1}
         wrong = [e.measure for e in clear if e.entry and e.kendall.value * signs.get(e.entry.direction, 0) < 0]
         if wrong:
-            lines.append(f"In the wrong direction: {some_of(wrong, MOST_NAMED)}.")
+            lines.append(f"In the wrong direction: {first_of_names(wrong, MOST_NAMED)}.")
         return [*lines, "A correlation over settings need not hold within one: fs.stats.granulated_kendall tells."]
 
     def _head(self) -> dict[str, Any]:
@@ -194,7 +194,7 @@ def population_statistics(population: PopulationFrame) -> list[MeasureStatistics
     frame, known = population.frame, declarations()
     target = frame[population.target].to_numpy(dtype="float64")
     statistics = []
-    with progress("Correlations", total=len(population.measures)) as advance:
+    with progress_bar("Correlations", total=len(population.measures)) as advance:
         for name in population.measures:
             pair = frame[name].to_numpy(dtype="float64"), target
             pearson, spearman, kendall = (correlate(*pair, kind) for kind in ("pearson", "spearman", "kendall"))

@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 
 from flatscope.charts import Curves
-from flatscope.formatting import number
+from flatscope.formatting import readable_number
 from flatscope.result import MOST_LINES, Result, checked_columns
 from flatscope.spectra.density import SpectralDensity
 from flatscope.stats.estimate import Estimate, mean_of_series
@@ -193,17 +193,17 @@ class Stability(Result):
         last = self.rows.iloc[-1]
         told = self.sharpness.words(self.rule.symbol)
         if self.rule.unknown:
-            told = f"λ_max is {number(float(last['lambda_max']))} at the end; {self.rule.unknown}."
+            told = f"λ_max is {readable_number(float(last['lambda_max']))} at the end; {self.rule.unknown}."
         sentences = [told]
         if self.batch is not None:
             words = self.batch_sharpness.words(f"η·batch sharpness (batches of {self.batch})")
             if self.rule.unknown or self.rule.momentum:
                 known = "no threshold of it is known here"
-                words = f"Batch sharpness is {number(float(last['batch_sharpness']))} at the end; {known}."
+                words = f"Batch sharpness is {readable_number(float(last['batch_sharpness']))} at the end; {known}."
             sentences.append(words)
         noise = self.rows["noise_scale"].dropna()
         if len(noise):
-            first, end = (number(float(noise.iloc[place]), 3) for place in (0, -1))
+            first, end = (readable_number(float(noise.iloc[place]), 3) for place in (0, -1))
             sentences.append(f"The gradient-noise scale goes from {first} to {end} samples.")
         return [*sentences, *self.meta.get("remarks", ())]
 
@@ -230,7 +230,7 @@ class Stability(Result):
         ]
         frame = self.rows[shown]
         return [WORDS.get(name, name.replace("_", " ")) for name in shown], [
-            [number(float(value)) for value in row] for row in frame.itertuples(index=False)
+            [readable_number(float(value)) for value in row] for row in frame.itertuples(index=False)
         ]
 
     def _head(self) -> dict[str, Any]:

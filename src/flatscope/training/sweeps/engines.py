@@ -25,7 +25,7 @@ import torch
 
 from flatscope.errors import InputError, Interrupted, refuse_unknown
 from flatscope.inputs.factories import find_factory
-from flatscope.progress import progress
+from flatscope.progress import progress_bar
 from flatscope.training.sweeps.configuration import key_of, plain_value, to_json
 from flatscope.training.sweeps.ray_engine import run_on_ray
 from flatscope.training.sweeps.store import Store
@@ -256,7 +256,7 @@ def run_units(
             store.forgive(config)
     total, left = sum(map(len, resolved)), sum(len(unit.configs) for unit in missing)
 
-    with progress("trials", total=total, lines=True, shown=show_progress) as advance:
+    with progress_bar("trials", total=total, lines=True, shown=show_progress) as advance:
         advance(total - left)
         pending = UnitQueue(missing, store, advance)
         try:

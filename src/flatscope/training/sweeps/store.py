@@ -28,7 +28,7 @@ from torch import Tensor
 from flatscope.disk import MOST_TEXT, read_file, write_whole
 from flatscope.errors import InputError
 from flatscope.files import csv_bytes, foreign_parquet, frame_bytes, json_bytes
-from flatscope.formatting import numbered, some_of
+from flatscope.formatting import first_of_names, numbered
 from flatscope.inputs.weight_files import WEIGHTS_FILE, plain_tensors
 from flatscope.tensor_files import tensor_bytes
 from flatscope.training.sweeps.configuration import flat_values, from_json, key_of, plain_value, to_json
@@ -179,7 +179,7 @@ class Store:
         return self._trials.damaged()
 
     def _damage_words(self, damaged: Sequence[str]) -> str:
-        shown = some_of([key[:8] for key in damaged], 3)
+        shown = first_of_names([key[:8] for key in damaged], 3)
         return f"{len(damaged)} of {numbered(len(self._trials.keys()), 'trial')} damaged ({shown})"
 
     def frame(self, configs: Iterable[Mapping[str, Any]] | None = None) -> pd.DataFrame:
