@@ -63,8 +63,9 @@ class Program:
 
     Example:
         >>> import torch
+        >>> from flatscope.network.structure import record_structure
         >>> net = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.ReLU(), torch.nn.Linear(3, 2))
-        >>> program = record(net, torch.ones(2, 4), dict(net.named_parameters()))
+        >>> program = record_structure(net, torch.ones(2, 4), dict(net.named_parameters())).program
         >>> [(step.name, step.module) for step in program.steps]
         [('linear', '0'), ('relu', '1'), ('linear', '2')]
         >>> [(use.weight, use.bias, use.kind) for use in program.layer_uses()]
