@@ -124,7 +124,7 @@ class StabilityRecorder(Recorder):
             self.densities[self.steps[epoch]] = self._density
         super()._keep(epoch, table)
 
-    def _table(self, problem: Problem) -> Table:
+    def _table_of_problem(self, problem: Problem) -> Table:
         ctx, count = Context(problem, seed=self.seed), self._count
         names = [*self.names, *([NOISE] if self.noise_every and count % self.noise_every == 0 else [])]
         _, search = context_in_declared_form(ctx, declarations()[LAMBDA]).cached(whole_matrix_and_search)
