@@ -65,7 +65,7 @@ def broken_links(site: Path) -> list[str]:
     for path, links in pages.items():
         for target in links.targets:
             parts = urlsplit(target)
-            if parts.scheme or parts.netloc or (path.name == "404.html" and parts.path.startswith("/")):
+            if parts.scheme or parts.netloc:
                 continue
             found = (path.parent / unquote(parts.path)).resolve() if parts.path else path
             found = found / "index.html" if found.is_dir() else found
@@ -78,6 +78,13 @@ def broken_links(site: Path) -> list[str]:
 
 def test_every_link_and_picture_of_the_site_is_there(site: Path) -> None:
     assert broken_links(site) == []
+
+
+def test_the_page_for_missing_addresses_needs_no_other_file(site: Path) -> None:
+    # It is shown at any address, so that neither a relative nor a root-absolute path finds a file.
+    page = Links((site / "404.html").read_text(encoding="utf-8"))
+    assert page.targets == []
+    assert "Page not found" in (site / "404.html").read_text(encoding="utf-8")
 
 
 def test_the_check_of_links_bites(tmp_path: Path) -> None:
@@ -134,7 +141,7 @@ def test_every_page_is_sound_in_a_browser(site: Path, browser: Any) -> None:
     found: dict[str, list[str]] = {}
     for path in sorted(site.rglob("*.html")):
         page = browser.new_page(bypass_csp=True)
-        # That for addresses which are not there names its files from the root of a server.
+        # The page for addresses that are not there has no themes and no menus to look at.
         if path.name != "404.html" and (wrong := faults(page, path.resolve().as_uri())):
             found[path.relative_to(site).as_posix()] = wrong
         page.close()
