@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fnmatch
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,6 +17,7 @@ from flatscope.errors import DataFileError, UnknownNameError
 from flatscope.extend import numbered
 
 if TYPE_CHECKING:
+    from flatscope_papers.claims import Claim
     from flatscope_papers.study_result import StudyResult
 
 # Inside the commands is imported what they need: help and slips must not wait for torch, plots and statistics.
@@ -152,7 +154,9 @@ def judge(
         for scale, before in saved.get(name, {}).items():
             tables = {other: at[scale].table for other, at in saved.items() if scale in at}
             after = result_with_current_claims(find_study(name), before, tables)
-            if (after.rows(), after.deviations, after.notes) == (before.rows(), before.deviations, before.notes):
+            same_claims = _stored_claims(after) == _stored_claims(before)
+            told = (after.rows(), after.deviations, after.notes)
+            if same_claims and told == (before.rows(), before.deviations, before.notes):
                 continue
             after.save(results / name / scale)
             verdicts = {finding.claim.key: finding.verdict for finding in before.findings}
@@ -160,6 +164,11 @@ def judge(
                 old, new = verdicts.get(finding.claim.key, "new"), finding.verdict
                 if old != new:
                     show_text(f"{name} at {scale} scale, {finding.claim.key}: {old} → {new}")
+
+
+def _stored_claims(result: StudyResult) -> list[Claim]:
+    """The claims without the words that pages take from the declaration."""
+    return [replace(finding.claim, headline="", quantity="") for finding in result.findings]
 
 
 @app.command("show")

@@ -9,7 +9,8 @@ A table of `studies.toml` has the name of a study:
     claims               what the paper says: the attributes of `Claim`, and `reason`: why it may fail, at every scale
                          or by scale
 
-The table [paper] says what the paper is about: `title`, `says`, and `figure`, the study whose figure stands for it.
+The table [paper] says what the paper is about: `title`, `says`, and `figure`, the study whose figure stands for
+it: see `PaperWords`.
 A text "@name" is that of the table [texts]. A range is [low, high], "above 0" or "below 0".
 """
 
@@ -73,6 +74,7 @@ class PaperWords:
         holds: what of it holds. In this and the next two "{study claim}" stands for the number that was found.
         fails: what does not hold.
         depends: what depends on what, and what is open.
+        caption: what is seen in that figure here.
         rests_on: the findings behind these, each "study claim verdict"; without one of them they are not told.
     """
 
@@ -82,6 +84,7 @@ class PaperWords:
     holds: str
     fails: str
     depends: str
+    caption: str
     rests_on: Sequence[str]
 
 

@@ -145,7 +145,21 @@ def test_figures_that_are_written_by_hand_are_those_of_the_results() -> None:
     zhang, yi = paper_words("zhang2017"), paper_words("yi2019")
     assert "kurtosis 6.3" in zhang.fails
     assert "kurtosis 6.3" in notes["zhang2017-fig5", "gaussian"].note
-    assert "training by 0.89, test by 0.39" in zhang.depends
+    assert "training by 0.89, test by 0.39" in zhang.fails
+    looks = found["petzka2019-fig1"]["paper"].table
+    last = looks[(looks["kind"] == "look") & (looks["variant"] == "plain") & (looks["epoch"] == 500)]
+    last = last[last["init"] != "wide_normal"]  # the reading of its variance that is not judged
+    assert f"{(last['train_loss'] > 0.1).sum()} of {len(last)} networks" in paper_words("petzka2019").fails
+    for key, words in (("trace", "losses −0.63)"), ("trace_last_epoch", "(errors: −0.82)")):
+        assert notes["petzka2019-fig1", key].note.endswith(words.strip("()").split()[-1].replace("−", "-"))
+        assert words in paper_words("petzka2019").fails
+    assert "r = 0.67 before, 0.26 after" in notes["petzka2019-fig2", "trace_drops"].note
+    assert "from 0.67 to 0.26" in paper_words("petzka2019").holds
+    random = found["zhang2017-fig2"]["paper"].table
+    errors = {n: random.loc[random["n"] == n, "train_error"] for n in (500, 1000, 2000, 5000)}
+    fitted = sum((errors[n] <= 0.01).sum() for n in (500, 1000, 2000))
+    assert f"up to 2,000 samples {fitted} of 15 networks" in zhang.depends
+    assert f"({errors[5000].min():.2f} to {errors[5000].max():.2f})" in zhang.depends
     assert any("training error -0.892, test error -0.392" in n for n in found["zhang2017-fig15"]["paper"].notes)
     assert "44 %" in yi.fails
     assert round(1 - notes["yi2019-radius", "radius"].value, 2) == 0.44
@@ -170,16 +184,43 @@ def test_what_weighs_against_a_paper_is_on_its_card_with_numbers() -> None:
 def test_what_was_set_after_results_is_marked_in_the_lines_at_the_top() -> None:
     lines = " ".join(summary_in_three_lines("yi2019", claim_entries(load_results(RESULTS))))
     assert lines.count("**†") == 3
-    assert "0.56 \\[0.53, 0.59\\]** none" in lines
+    assert "0.56 \\[0.53, 0.59\\]**)" in lines
 
 
 def test_the_answers_come_before_the_numbers_and_those_are_folded() -> None:
     page = overview_page(load_results(RESULTS))
     shown = re.sub(r"<details.*?</details>", "", page, flags=re.DOTALL)
     before = shown.split('<a id="legend">')[0]
-    assert len(before.split()) < 1_100  # with tables and marks: three lines a paper are read in two minutes
+    captions = [line for line in before.splitlines() if re.fullmatch(r"\*[^*].*\*", line)]
+    assert len(captions) == 8  # of each paper its thesis, and what is seen in its figure
+    assert all(len(caption.split()) < 40 for caption in captions)
+    rest = len(before.split()) - sum(len(caption.split()) for caption in captions[1::2])
+    assert rest < 1_200  # with tables and marks: three lines a paper are read in two to three minutes
     assert not re.search(r"^- [✓✗?–]", before, flags=re.MULTILINE)
     assert "Κ_τ" not in page  # a Greek symbol has no capital
+
+
+def test_all_that_is_contradicted_is_shown_and_the_lines_at_the_top_say_how_much_they_leave_out() -> None:
+    results = load_results(RESULTS)
+    page, found = overview_page(results), claim_entries(results)
+    for paper in {study.paper for study in studies().values()}:
+        against = [
+            e for e in found if e.study.paper == paper and e.finding.counts and e.finding.verdict == "contradicted"
+        ]
+        for entry in against:
+            assert f"- ✗ {escaped_words(entry.finding.claim.headline or entry.finding.claim.statement)}:" in page
+        named = paper_words(paper).rests_on
+        left = sum(f"{e.study.name} {e.finding.claim.key} contradicted" not in named for e in against)
+        line = summary_in_three_lines(paper, found)[1]
+        assert (f"{left} more, listed below" in line) if left else ("more, listed below" not in line)
+        assert f"**Does not hold** ({len(against)} of {len(against)} claims shown)" in page
+
+
+def test_identities_and_own_tests_are_not_called_paper_scale() -> None:
+    page = pages_by_file_name(load_results(RESULTS))["yi2019.md"]
+    assert "0 of 1 studies of experiments judged at paper scale, not Figure 3" in page
+    assert "· paper scale" not in page
+    assert "of 5 inconclusive and 0 of 3 not tested claims shown" in overview_page(load_results(RESULTS))
 
 
 def test_every_paper_has_headlines() -> None:

@@ -11,6 +11,7 @@ from flatscope.extend import typeset
 from flatscope_papers.claims import (
     CONTRADICTED,
     ERRATUM,
+    EXPERIMENT,
     HOLDS,
     IDENTITY,
     INCONCLUSIVE,
@@ -43,6 +44,7 @@ from flatscope_papers.study_registry import studies
 from flatscope_papers.toml_files import FOUR_PAPERS, paper_words
 
 PARTS = {"Holds": (HOLDS,), "Does not hold": (CONTRADICTED,), "Open": (INCONCLUSIVE, UNTESTABLE), "Not run": (NOT_RUN,)}
+OPEN_WORDS = {INCONCLUSIVE: "inconclusive", UNTESTABLE: "not tested"}
 LEGEND = f"""\
 Every figure and table of the four papers is a study here, every statement about it a claim: a number, and the range in
 which it holds ("to hold: above 0"), fixed before its study ran unless marked {AFTER}: claim or range set after first
@@ -55,7 +57,9 @@ another size). **{SIGNS[UNTESTABLE]} cannot be tested here**: the number could n
 fell short or was of a smaller network or fewer images; the reason is beside it. Where single cases are checked
 ("largest of 20"), the worst one is judged. A verdict at a reduced scale may turn either way at the paper's own; cards
 and counts keep the scales apart.
-A *gap* is test minus training error: it widens while the test error falls, where the training error falls faster.
+A *gap of the errors* is test minus training error: it widens while the test error falls, where the training error falls
+faster. A *gap of the losses* is test minus training loss: what Petzka et al. call the generalization error. One may
+rise while the other falls.
 *Sharp* is the opposite of flat: the larger the sharper."""
 KIND_WORDS = {
     IDENTITY: "identities and theorems",
@@ -122,7 +126,9 @@ def summary_in_three_lines(paper: str, found: Sequence[Entry]) -> list[str]:
         finding = by_claim[place[1], place[2]]
         return f"**{escaped_words(brief_number(finding.answer))}**{AFTER if finding.claim.after_results else ''}"
 
-    parts = zip(LINES, (words.holds, words.fails, words.depends), strict=True)
+    more = _number_of_other_contradicted_claims((e for e in found if e.study.paper == paper), words.rests_on)
+    fails = f"{words.fails} Contradicted as well: {more} more, listed below." if more else words.fails
+    parts = zip(LINES, (words.holds, fails, words.depends), strict=True)
     return [f"**{label}.** {PLACE.sub(number, escaped_words(said))}" for label, said in parts if said]
 
 
@@ -134,12 +140,17 @@ def headline_claims_by_verdict(found: Iterable[Entry]) -> dict[str, list[Entry]]
 
 
 def judged_studies_badge(found: Sequence[Entry]) -> str:
-    """Number of studies of a paper that are judged at its scale, and which are not, in a few words."""
+    """Number of studies of a paper's experiments that are judged at its scale, and which are not, in a few words.
+
+    Identities and our own tests have no scale to be short of and are no part of it.
+    """
     counted = [entry for entry in found if entry.finding.counts]
-    judged = {e.study.name for e in counted if e.scale == "paper" and e.finding.verdict != UNTESTABLE}
-    others = list(dict.fromkeys(e.study.figure for e in counted if e.study.name not in judged))
+    experiments = [entry for entry in counted if entry.finding.claim.kind == EXPERIMENT]
+    judged = {e.study.name for e in experiments if e.scale == "paper" and e.finding.verdict != UNTESTABLE}
+    others = list(dict.fromkeys(e.study.figure for e in experiments if e.study.name not in judged))
     names = f", not {', '.join(others)}" if others else ""
-    return f"{len(judged)} of {len({entry.study.name for entry in counted})} studies judged at paper scale{names}"
+    every = {entry.study.name for entry in experiments}
+    return f"{len(judged)} of {len(every)} studies of experiments judged at paper scale{names}"
 
 
 def _paper_section(
@@ -158,23 +169,38 @@ def _paper_section(
     lines += [*(f"- {line}" for line in summary_in_three_lines(paper, found)), ""]
     if result_at_largest_scale(results.get(words.figure, {})):
         declared = studies()[words.figure]
-        lines += [figure_link(f"{folder}/images/{words.figure}.png", f"{declared.figure}: {declared.title}"), ""]
+        lines += [figure_link(f"{folder}/images/{words.figure}.png", declared.figure), ""]
+        lines += [f"*{escaped_words(words.caption)}*", ""]
     chosen = headline_claims_by_verdict(own)
-    chosen["Does not hold"] += _contradicted_claims_below_summary(own, words.rests_on)
+    chosen["Does not hold"] += _contradicted_claims_without_headline(own)
     number = sum(map(len, chosen.values()))
     lines += [f'<details markdown="1"><summary>{number} claims with their numbers</summary>', ""]
     for part, claims in chosen.items():
         if claims:
-            of = sum(entry.finding.verdict in PARTS[part] for entry in own if entry.finding.counts)
-            lines += [f"**{part}** ({len(claims)} of {of} claims shown)", "", *map(_claim_list_item, claims), ""]
+            lines += [f"**{part}** ({_shown_of_all(part, claims, own)})", "", *map(_claim_list_item, claims), ""]
     return [*lines, "</details>", "", f"[Every study]({folder}/{paper}.md) · *{judged_studies_badge(own)}*", ""]
 
 
-def _contradicted_claims_below_summary(own: Iterable[Entry], rests_on: Iterable[str]) -> list[Entry]:
-    """Contradicted claims that the three lines rest on and that are no headlines: what is held against a paper."""
-    named = set(rests_on)
-    others = [entry for entry in own if not entry.finding.claim.headline]
-    return [e for e in others if e.finding.verdict == CONTRADICTED and _verdict_names([e]) <= named]
+def _number_of_other_contradicted_claims(found: Iterable[Entry], rests_on: Iterable[str]) -> int:
+    """Number of contradicted claims that the three lines do not rest on."""
+    against = _verdict_names(e for e in found if e.finding.counts and e.finding.verdict == CONTRADICTED)
+    return len(against.difference(rests_on))
+
+
+def _contradicted_claims_without_headline(own: Iterable[Entry]) -> list[Entry]:
+    """Contradicted claims that are no headlines: all that is held against a paper is shown."""
+    counted = [entry for entry in own if entry.finding.counts and not entry.finding.claim.headline]
+    return [entry for entry in counted if entry.finding.verdict == CONTRADICTED]
+
+
+def _shown_of_all(part: str, shown: Sequence[Entry], own: Sequence[Entry]) -> str:
+    """How many claims are shown of all with these verdicts; of several verdicts one by one."""
+    every = Counter(entry.finding.verdict for entry in own if entry.finding.counts)
+    seen = Counter(entry.finding.verdict for entry in shown)
+    if len(PARTS[part]) == 1:
+        return f"{len(shown)} of {every[PARTS[part][0]]} claims shown"
+    words = (f"{seen[verdict]} of {every[verdict]} {OPEN_WORDS[verdict]}" for verdict in PARTS[part] if every[verdict])
+    return f"{' and '.join(words)} claims shown"
 
 
 def _verdict_names(found: Iterable[Entry]) -> set[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from flatscope_papers.claims import COUNTED, ERRATUM, REMARK, SIGNS, judged_verdict_counts
+from flatscope_papers.claims import COUNTED, ERRATUM, EXPERIMENT, REMARK, SIGNS, judged_verdict_counts
 from flatscope_papers.declaration import Study
 from flatscope_papers.pages.markdown import (
     AFTER,
@@ -21,7 +21,15 @@ from flatscope_papers.pages.markdown import (
     number_with_meaning as number_of,
 )
 from flatscope_papers.pages.overview import headline_claims_by_verdict, judged_studies_badge
-from flatscope_papers.reproduction import Entry, Results, claim_entries, result_at_largest_scale
+from flatscope_papers.reproduction import (
+    AT_PAPER_SCALE,
+    GROUPS,
+    REDUCED,
+    Entry,
+    Results,
+    claim_entries,
+    result_at_largest_scale,
+)
 from flatscope_papers.study_result import StudyResult
 from flatscope_papers.toml_files import FOUR_PAPERS, paper_words
 
@@ -61,19 +69,20 @@ def _headline_claims_table(found: Iterable[Entry]) -> list[str]:
             f"[{escaped_words(entry.finding.claim.headline)}](#{entry.study.name})",
             escaped_words(entry.finding.claim.reported),
             escaped_words(number_of(entry.finding)),
-            entry.scale or "—",
+            {AT_PAPER_SCALE: "paper", REDUCED: "reduced"}.get(entry.group, GROUPS[entry.group]),
         ]
         for chosen in headline_claims_by_verdict(found).values()
         for entry in chosen
     ]
-    return table_lines(["verdict", "claim", "paper", "here", "scale"], rows)
+    return table_lines(["verdict", "claim", "paper", "here", "kind or scale"], rows)
 
 
 def _study_section(
     declared: Study, found: Sequence[Entry], result: StudyResult | None, told: dict[str, str]
 ) -> list[str]:
     signs = " ".join(f"{SIGNS[e.finding.verdict]}" for e in found if e.finding.counts)
-    scale = f"{result.scale} scale" if result else "not run"
+    experiments = any(entry.finding.claim.kind == EXPERIMENT for entry in found)
+    scale = (f"{result.scale} scale" if experiments else "no experiment of the paper") if result else "not run"
     lines = [
         f'<a id="{declared.name}"></a>',
         "",
