@@ -40,7 +40,7 @@ def _module_from_path(target: str) -> ModuleType:
         with _folder_on_import_path(Path.cwd()):  # a console script does not have it on its path, unlike `python -m`
             return importlib.import_module(MOVED.get(target, target))
     except Exception as error:
-        fix = "A file is named with its ending: path/to/file.py"
+        fix = "A file is named with its ending: path/to/file.py, and a function in it path/to/file.py:factory"
         raise InputError("a module that can be imported", _error_in_words(error), target, fix) from error
 
 
