@@ -58,3 +58,17 @@ def test_a_wrong_number_in_a_saved_result_is_put_right_and_told(tmp_path: Path) 
     again = load_result(tmp_path / name / "paper")
     assert [f.answer for f in again.findings] == [f.answer for f in result.findings]
     assert not RUNNER.invoke(app, ["study", "judge", name, "--results", str(tmp_path)]).output
+
+
+def test_a_remark_that_is_worded_anew_is_written_again(tmp_path: Path) -> None:
+    name, key = "petzka2019-fig1", "trace_common"
+    shutil.copytree(RESULTS / name, tmp_path / name)
+    folder = tmp_path / name / "paper"
+    result = load_result(folder)
+    former = [
+        replace(f, claim=replace(f.claim, comment="other words")) if f.claim.key == key else f for f in result.findings
+    ]
+    replace(result, findings=tuple(former)).save(folder)
+    done = RUNNER.invoke(app, ["study", "judge", name, "--results", str(tmp_path)])
+    assert done.exit_code == 0, done.output
+    assert [f.claim for f in load_result(folder).findings] == [f.claim for f in result.findings]

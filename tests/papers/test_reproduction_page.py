@@ -195,7 +195,7 @@ def test_the_answers_come_before_the_numbers_and_those_are_folded() -> None:
     assert len(captions) == 8  # of each paper its thesis, and what is seen in its figure
     assert all(len(caption.split()) < 40 for caption in captions)
     rest = len(before.split()) - sum(len(caption.split()) for caption in captions[1::2])
-    assert rest < 1_200  # with tables and marks: three lines a paper are read in two to three minutes
+    assert rest < 1_165  # with tables and marks: three lines a paper are read in two to three minutes
     assert not re.search(r"^- [✓✗?–]", before, flags=re.MULTILINE)
     assert "Κ_τ" not in page  # a Greek symbol has no capital
 
