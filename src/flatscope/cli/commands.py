@@ -178,7 +178,7 @@ def sweep_resume(
 
 @sweep.command("status")
 def sweep_status(store: StoreRoot) -> None:
-    """How far the sweeps of a store are; exit code 1 if trials failed."""
+    """Print the progress of the sweeps in a store; exit code 1 if trials failed."""
     from flatscope.cli.run_sweep import show_sweep_status
 
     show_sweep_status(store)

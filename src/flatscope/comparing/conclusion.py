@@ -266,7 +266,7 @@ def _is_clearly_flatter(quantity: Quantity, one: str, other: str, losses: Mappin
 
 
 def _ratio_of_values(quantity: Quantity, one: str, other: str) -> tuple[float, float]:
-    """How many times the larger value is the smaller one, with its standard error; NaN where they have no ratio."""
+    """Ratio of the larger value to the smaller one, with its standard error; NaN where they have none."""
     low, high = sorted((quantity.value[one], quantity.value[other]))
     if low <= 0:
         return math.nan, 0.0

@@ -182,7 +182,7 @@ def _first_few_in_words(told: Sequence[str]) -> str:
 
 
 def _test_quantity_in_plural(tests: HeldOut) -> str:
-    """What is compared, in the plural."""
+    """Name of the test quantity that decides, in the plural."""
     return "losses" if tests.what == "loss" else "errors"
 
 

@@ -16,7 +16,7 @@ from flatscope.network_summary import NetworkSummary
 
 
 class LossRule(NamedTuple):
-    """What is done where the largest training loss is so many times the smallest.
+    """Rule for networks whose largest training loss is up to a given multiple of the smallest.
 
     Attributes:
         up_to: factor between the losses up to which this holds.
