@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from flatscope.reports.page_frame import LOGO
+
 ROOT = Path(__file__).parents[2]
 GENERATED = ROOT / "docs" / "generated.md"
 DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md")), ROOT / "benchmarks" / "RESULTS.md"]
@@ -55,8 +57,7 @@ def test_pages_that_only_the_site_has_are_named_with_what_they_are_made_of() -> 
 
 
 def test_the_logo_of_the_site_is_that_of_the_report() -> None:
-    report = (ROOT / "src/flatscope/reports/template.html").read_text("utf-8")
-    (drawn,) = re.findall(r'<p class="brand"><svg[^>]*><path d="([^"]+)"', report)
+    (drawn,) = re.findall(r'<path d="([^"]+)"', LOGO)
     for picture in ("docs/generate/theme/.icons/flatscope/logo.svg", "docs/images/icon.svg"):
         assert f'd="{drawn}"' in (ROOT / picture).read_text("utf-8"), picture
     colours = re.findall(

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from markupsafe import Markup
 from matplotlib.figure import Figure
 from networks import mlp
 
@@ -25,7 +26,7 @@ from flatscope.network_summary import NOT_LOOKED, STANDING, NetworkSummary
 from flatscope.registry import declarations
 from flatscope.reports.figures import history_plots, measured_plots
 from flatscope.reports.items import by_kind
-from flatscope.reports.markup import formula_as_mathml
+from flatscope.reports.markup import element, formula_as_mathml
 from flatscope.reports.measured import comparison_data, invariance_of_measure, measure_lines
 from flatscope.reports.page import page_text, report, save_figures
 from flatscope.reports.plots import Plot, figure_from_axes_function, svg_of_plot
@@ -111,6 +112,12 @@ class Page(HTMLParser):
 
     def text(self, tag: str = "main") -> str:
         return " ".join("".join(self.words.get(tag, [])).split())
+
+
+def test_an_attribute_ends_where_it_should_whatever_quotes_it_holds() -> None:
+    for value in (HOSTILE, Markup("data:<svg a=\"1\" b='2'>")):
+        (drawn,) = Page(str(element("img", src=value, hidden=True, title=None, open=False))).elements
+        assert drawn == ("img", {"src": value, "hidden": None})
 
 
 @pytest.fixture(scope="module")

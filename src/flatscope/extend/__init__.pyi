@@ -35,7 +35,7 @@ from flatscope.registry import measure as measure
 from flatscope.reports.kinds import Kind as Kind
 from flatscope.reports.markup import Part as Part
 from flatscope.reports.markup import Section as Section
-from flatscope.reports.markup import fragment as fragment
+from flatscope.reports.markup import element as element
 from flatscope.result import DrawnResult as DrawnResult
 from flatscope.result import Result as Result
 from flatscope.samples import output_tensor as output_tensor

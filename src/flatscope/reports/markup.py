@@ -1,4 +1,4 @@
-"""What pages are made of: elements, templates, formulas, sections; all that is not markup already is escaped."""
+"""What pages are made of: elements, formulas, tables, sections; all that is not markup already is escaped."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
+from importlib.resources import files
+from itertools import repeat, starmap
 from typing import Any, NamedTuple
 from xml.etree.ElementTree import Element
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from latex2mathml.converter import convert_to_element
 from markupsafe import Markup, escape
 
@@ -19,37 +20,40 @@ Colours = Mapping[str, int]  # network: number of its colour
 # Attributes of formulas that are kept: none of them leads anywhere or changes the style of the page.
 _ATTRIBUTES = ("mathvariant", "stretchy", "fence", "form", "width", "accent", "lspace", "rspace")
 _ALPHABETS = {"script": "SCRIPT", "bold": "BOLD", "double-struck": "DOUBLE-STRUCK", "fraktur": "FRAKTUR"}
+_VOID = {"meta", "link", "input", "img"}  # elements without content, which nothing closes
 _ARGUMENTS = {"mfrac": 2, "msub": 2, "msup": 2, "mover": 2, "munder": 2, "mroot": 2, "msubsup": 3, "munderover": 3}
 
 
 def element(tag: str, *children: object, **attributes: object) -> Markup:
     """An element with escaped text and attributes.
 
-    A trailing underscore frees Python's keywords (`class_`), other underscores become hyphens, and an
-    attribute that is None is left out.
+    A trailing underscore frees Python's keywords (`class_`), other underscores become hyphens. An attribute that is
+    True stands without a value; one that is None or False is left out.
 
     Example:
         >>> str(element("a", "x < y", href="#top", class_="link"))
         '<a href="#top" class="link">x &lt; y</a>'
+        >>> str(element("details", open=True))
+        '<details open></details>'
     """
-    written = "".join(
-        f' {name.rstrip("_").replace("_", "-")}="{escape(value)}"'
-        for name, value in attributes.items()
-        if value is not None
-    )
-    return Markup(f"<{tag}{written}>{''.join(map(escape, children))}</{tag}>")
+    start = f"<{tag}{''.join(starmap(_attribute, attributes.items()))}>"
+    return Markup(start) if tag in _VOID else Markup(f"{start}{''.join(map(escape, children))}</{tag}>")
 
 
-def fragment(template: str, *, package: str = "flatscope.reports", **values: Any) -> Markup:
-    """A template in the folder of a package, filled in."""
-    return Markup(_template_environment(package).get_template(template).render(values))
+def _attribute(name: str, value: object) -> str:
+    """An attribute of an element; markup that holds double quotes stands in single ones."""
+    if value is None or value is False:
+        return ""
+    name = name.rstrip("_").replace("_", "-")
+    if value is True:
+        return f" {name}"
+    text = str(escape(value))
+    return f""" {name}='{text.replace("'", "&#39;")}'""" if '"' in text else f' {name}="{text}"'
 
 
 def text_of_package_file(name: str, *, package: str = "flatscope.reports") -> str:
     """The text of a file in the folder of a package, as it is: the style sheet, the script."""
-    environment = _template_environment(package)
-    assert environment.loader is not None
-    return environment.loader.get_source(environment, name)[0]
+    return files(package).joinpath(name).read_text(encoding="utf-8")
 
 
 def breakable(name: str) -> Markup:
@@ -108,19 +112,6 @@ def _braces_are_balanced(source: str) -> bool:
     return depth == 0
 
 
-@cache
-def _template_environment(package: str) -> Environment:
-    environment = Environment(
-        loader=PackageLoader(package, "."),
-        autoescape=True,
-        undefined=StrictUndefined,  # a misspelt name is an error here, not a hole in the page
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters["breakable"] = breakable
-    return environment
-
-
 class Cell(NamedTuple):
     """A cell of a table: what it shows, by what its column sorts, and its class."""
 
@@ -152,9 +143,47 @@ def table(
         invariances: per row, what rescaling does to the measure in it; by that a checkbox filters.
         tall: whether it scrolls within itself, under a heading that stays.
     """
-    shown = [[cell if isinstance(cell, Cell) else Cell(cell) for cell in row] for row in rows]
-    about: dict[str, Any] = {"class_": class_, "id": id_, "sorts": sorts, "invariances": invariances, "tall": tall}
-    return fragment("table.html", label=label, header=header, rows=shown, **about)
+    titles = [_column_title(title, sorts[n] if sorts else None) for n, title in enumerate(header)]
+    body = [
+        element("tr", *map(_table_cell, row, ["th", *["td"] * (len(row) - 1)]), data_invariance=invariance)
+        for row, invariance in zip(rows, invariances or repeat(None), strict=False)
+    ]
+    head = element("thead", element("tr", *titles))
+    content = element("table", head, element("tbody", *body), id=id_, class_=class_ or None)
+    class_of_frame = "scroll tall" if tall else "scroll"
+    frame = element("div", content, class_=class_of_frame, role="region", aria_label=label, tabindex=0)
+    return _table_filter(id_, by_invariance=bool(invariances)) + frame if id_ else frame
+
+
+def _column_title(title: object, sort: str | None) -> Markup:
+    """The head of a column; a button where the column sorts."""
+    if sort is not None:
+        button = element("button", title, element("span", class_="order", aria_hidden="true"), type="button")
+        return element("th", button, scope="col", aria_sort="none", data_kind=sort)
+    return element("th", title, scope="col") if title else element("td")
+
+
+def _table_cell(cell: object, tag: str) -> Markup:
+    shown = cell if isinstance(cell, Cell) else Cell(cell)
+    scope = "row" if tag == "th" else None
+    return element(tag, shown.content, scope=scope, class_=shown.class_ or None, data_sort=shown.key)
+
+
+def _table_filter(id_: str, *, by_invariance: bool) -> Markup:
+    """What filters the rows of a table; hidden until the script of the page shows it."""
+    field = element(
+        "input", type="search", placeholder="name, paper", autocomplete="off", spellcheck="false", aria_controls=id_
+    )
+    box = element("input", type="checkbox")
+    return element(
+        "div",
+        element("label", "Filter ", field, class_="search"),
+        element("label", box, " only invariant under rescaling", class_="check") if by_invariance else "",
+        element("p", role="status", aria_live="polite"),
+        class_="tools",
+        id=f"{id_}-tools",
+        hidden=True,
+    )
 
 
 def badge(text: str, kind: str = "", title: str | None = None) -> Markup:

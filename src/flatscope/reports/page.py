@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -29,14 +26,13 @@ from flatscope.reports.markup import (
     breakable,
     bullet_list,
     element,
-    fragment,
     table,
     text_of_package_file,
 )
 from flatscope.reports.measured import MeasuredCell, captions_by_measure, measure_lines
+from flatscope.reports.page_frame import page_with_frame
 from flatscope.reports.plots import COLOURS
 from flatscope.table import Table
-from flatscope.version import __version__
 
 SCRIPTS = ("page.js", "tables.js", "surface.js")
 # Which pictures stand at the top, where there are several.
@@ -159,24 +155,18 @@ def page_text(
     sections = [s for name, part in parts.items() for s in _without_repeats(part, at_the_top=name in shown)]
     measured = answer_block(kinds)
     others = [part.answer for name, part in parts.items() if not (measured and name in DETAILS)]
-    page = fragment(
-        "template.html",
-        title=title or _default_title(len(colours), {kind for kind, found in kinds.items() if found}),
-        networks=colours,
-        answers=[measured, *others],
-        pictures=[parts[name].picture for name in shown],
-        sections=[section._replace(open=True) for section in sections] if len(sections) == 1 else sections,
+    return page_with_frame(
+        title or _default_title(len(colours), {kind for kind, found in kinds.items() if found}),
+        [measured, *others],
+        [parts[name].picture for name in shown],
+        [section._replace(open=True) for section in sections] if len(sections) == 1 else sections,
         provenance=_provenance_table([part.provenance for part in parts.values()]),
+        networks=colours,
+        style=style,
+        script=script,
         command=command,
-        refresh=None if refresh is None else f"{refresh:g}",
-        version=__version__,
-        written=datetime.now(UTC),
-        style=Markup(style),
-        script=Markup(script),
-        style_hash=_content_security_hash(style),
-        script_hash=_content_security_hash(script),
+        refresh=refresh,
     )
-    return str(page)
 
 
 def _without_repeats(part: Part, *, at_the_top: bool) -> Iterator[Section]:
@@ -202,11 +192,6 @@ def _default_title(n_networks: int, kinds: Set[str]) -> str:
     if "populations" in kinds and not n_networks:
         return "What goes along with generalization?"
     return "How flat are these minima?" if n_networks > 1 else "How flat is this minimum?"
-
-
-def _content_security_hash(text: str) -> str:
-    """Hash by which the page's security policy allows this very text and nothing else."""
-    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
 def _provenance_table(metas: list[Mapping[str, Mapping[str, Any]]]) -> Markup:

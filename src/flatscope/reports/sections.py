@@ -29,9 +29,9 @@ from flatscope.reports.markup import (
     bullet_list,
     element,
     formula_as_mathml,
-    fragment,
     table,
 )
+from flatscope.reports.measure_legend import how_to_read_measures
 from flatscope.reports.measured import MANY, Line, MeasuredCell, measure_lines
 from flatscope.reports.plots import (
     Plot,
@@ -118,7 +118,7 @@ def measures_part(tables: Mapping[str, Table], colours: Colours) -> Part:
         invariances=[line.invariance for line in rows],
         tall=len(rows) > MANY,
     )
-    body += fragment("reading.html", symmetries=SYMMETRIES)
+    body += how_to_read_measures()
     missing = {line.label: [c.reason for c in line.cells if c is not None and c.exact is None] for line in rows}
     n_missing = sum(bool(reasons) for reasons in missing.values())
     gist = f"{numbered(len(rows), 'measure')}" + (f", {n_missing} could not be computed" if n_missing else "")

@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Mapping
 from importlib.resources import files
-from typing import Any
 
 from markupsafe import Markup
 
-from flatscope.extend import Part, Section, fragment
-from flatscope_papers.claims import CONTRADICTED, HOLDS, INCONCLUSIVE, NOT_JUDGED, SIGNS, UNTESTABLE
-from flatscope_papers.pages.markdown import capitalised
+from flatscope.extend import Part, Section
+from flatscope_papers.pages.study_cards import study_cards, summary_of_studies
 from flatscope_papers.study_result import StudyResult
-from flatscope_papers.toml_files import FOUR_PAPERS
 
-BADGES = {HOLDS: "good", CONTRADICTED: "poor", INCONCLUSIVE: "fair", UNTESTABLE: "", NOT_JUDGED: ""}
-FEW = 3  # more studies than that are counted by paper and can be filtered
 IN_ADDRESS = {"%": "%25", "#": "%23", "'": "%27", "//": "%2F%2F", "&": "&amp;"}
 # What Matplotlib writes into a picture and nobody sees: names that nothing refers to, ten fonts for every word, blanks.
 NAMES = re.compile(r' id="([^"]*)"')
@@ -30,30 +24,10 @@ DECIMALS = re.compile(r"-?\d+\.\d{3,}(?!\d*e)")
 
 def report_section(studies: Mapping[str, StudyResult], _: Mapping[str, int]) -> Part:
     """Verdicts in the summary; per study its figure, its claims and how its setting differs from the paper's."""
-    counts: dict[str, Counter[str]] = {}
-    for study in studies.values():
-        verdicts = (finding.verdict for finding in study.findings if finding.counts)
-        counts.setdefault(study.paper, Counter()).update(verdicts)
-    order = [
-        *(paper for paper in FOUR_PAPERS if paper in counts),
-        *(paper for paper in counts if paper not in FOUR_PAPERS),
-    ]
-    values: dict[str, Any] = {
-        "studies": studies,
-        "anchors": {name: f"{study.name}-{study.scale}" for name, study in studies.items()},
-        "papers": FOUR_PAPERS,
-        "shown_papers": {paper: capitalised(FOUR_PAPERS.get(paper, paper)) for paper in order},
-        "shown_verdicts": {verdict: verdict for verdict in BADGES if any(count[verdict] for count in counts.values())},
-        "badges": BADGES,
-        "signs": SIGNS,
-        "few": FEW,
-    }
     pictures = {name: image_address_of_svg(study.svg) if study.svg else "" for name, study in studies.items()}
-    body = fragment("studies.html", package=__package__, pictures=pictures, **values)
-    summary = fragment("study_summary.html", package=__package__, counts=counts, **values)
     return Part(
-        summary,
-        [Section("studies", "Studies", body, open=True)],
+        summary_of_studies(studies),
+        [Section("studies", "Studies", study_cards(studies, pictures), open=True)],
         {"studies": _common_provenance(studies)},
         style=_study_intro_text("studies.css"),
         script=_study_intro_text("studies.js"),
