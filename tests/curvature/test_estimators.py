@@ -17,12 +17,19 @@ import flatscope as fs
 from flatscope.context import Context
 from flatscope.curvature import estimators
 from flatscope.curvature.columns import column_sweep
-from flatscope.curvature.estimators import Asked, DiagonalSums, cheaper_one_by_one, diagonal_sums
+from flatscope.curvature.estimators import (
+    TRACE,
+    Asked,
+    DiagonalQuantities,
+    DiagonalSums,
+    cheaper_one_by_one,
+    diagonal_sums,
+)
 from flatscope.curvature.layer_directions import LayerDirections
 from flatscope.curvature.operators import Hessian
 from flatscope.curvature.random_signs import Signs
 from flatscope.curvature.spectrum import Search, Wanted, extreme_eigenpairs, lanczos_quadrature, side_by_side
-from flatscope.curvature.symmetric_operator import TRACE, SymmetricOperator
+from flatscope.curvature.symmetric_operator import SymmetricOperator
 from flatscope.errors import NumericalWarning
 from flatscope.limits import STANDARD, MemoryShare
 
@@ -55,7 +62,7 @@ SPECTRA = {
 
 def trace(matrix: Matrix, seed: int, precision: float, most_products: int = 1024) -> tuple[float, float, DiagonalSums]:
     """Value, standard error, and all that is known."""
-    found = diagonal_sums(matrix, Signs(seed, "trace"), Asked(precision, most_products))
+    found = diagonal_sums(DiagonalQuantities(matrix), Signs(seed, "trace"), Asked(precision, most_products))
     return float(found.values[TRACE]), float(found.stderrs[TRACE]), found
 
 
@@ -114,7 +121,7 @@ def test_where_the_time_is_up_two_draws_are_taken() -> None:
     """Also where all directions would have been multiplied out."""
     for size, products in ((300, 4), (1100, 2)):
         matrix = Matrix(torch.linspace(-1, 1, size))
-        sums = diagonal_sums(matrix, Signs(0, "t"), Asked(0.001, 1024, late=lambda: True))
+        sums = diagonal_sums(DiagonalQuantities(matrix), Signs(0, "t"), Asked(0.001, 1024, late=lambda: True))
         assert not sums.exact
         assert sums.missed
         assert sums.products == 2
@@ -341,7 +348,7 @@ def test_few_draws_of_an_unknown_part_cover(
     matrix.dense = torch.ones(equal, equal, dtype=torch.float64).fill_diagonal_(offset * deviation / equal)
     for seed in range(300):
         asked = Asked(0.02, 64, {TRACE: (known, 0.0)})
-        found = diagonal_sums(matrix, Signs(seed, "t"), asked)
+        found = diagonal_sums(DiagonalQuantities(matrix), Signs(seed, "t"), asked)
         covered += abs(float(found.values[TRACE]) - offset * deviation) <= 1.96 * float(found.stderrs[TRACE])
         taken.append(found.products)
     assert covered >= 0.84 * 300
@@ -349,13 +356,12 @@ def test_few_draws_of_an_unknown_part_cover(
 
 
 class WrittenOut(SymmetricOperator):
-    """The directions of a quantity with their matrix written out: as many seeds as one likes for the same products."""
+    """A matrix written out group by group: as many seeds as one likes for the same products."""
 
-    def __init__(self, directions: SymmetricOperator) -> None:
-        super().__init__(directions.size, directions.device, directions.groups)
-        self.read, self.has_row, self.diagonal = directions.read, directions.has_row, directions.diagonal  # type: ignore
+    def __init__(self, matrix: SymmetricOperator) -> None:
+        super().__init__(matrix.size, matrix.device, matrix.groups)
         unit = torch.eye(self.size, dtype=torch.float64)
-        self._matrices = directions.by_groups(lambda _: unit, lambda parts: [product.clone() for _, product in parts])
+        self._matrices = matrix.by_groups(lambda _: unit, lambda parts: [product.clone() for _, product in parts])
         assert len(self._matrices) == self.groups
 
     def __matmul__(self, vectors: Tensor) -> Tensor:
@@ -375,7 +381,8 @@ def test_estimates_by_random_signs_cover(measure: str, groups: int, monkeypatch:
     quantity = measure.removeprefix("layer_").removesuffix("_unit")
     ctx = Context(tiny.problem())
     covered = ctx.cached(column_sweep)
-    directions = WrittenOut(LayerDirections(ctx, quantity, covered.not_covered))
+    directions = LayerDirections(ctx, quantity, covered.not_covered)
+    directions.matrix = WrittenOut(directions.matrix)
     known = {key: (float(mean.value), float(mean.stderr)) for key, mean in covered.means.items() if not key[0]}
     asked = Asked(ctx.effort.precision, 256, known)
     true = directions.read(torch.cat(list(directions.diagonal(64)))[:, None])

@@ -29,11 +29,11 @@ def test_groups_that_are_alike_tell_as_much_as_passes() -> None:
     ctx = Context(fs.Problem(model.double(), train=(x.double(), y)))
     spreads = []
     for groups in (1, 4):
-        operator = LayerDirections(ctx, "trace", ["0.weight", "2.weight"])
-        operator._matrix.groups = operator.groups = groups
+        directions = LayerDirections(ctx, "trace", ["0.weight", "2.weight"])
+        directions.matrix._matrix.groups = directions.matrix.groups = groups  # type: ignore[attr-defined]
         values, variances = [], []
         for seed in range(300):
-            draws = HutchinsonDraws(operator, Signs(seed, "t"), Asked(0.0, 12), STANDARD)
+            draws = HutchinsonDraws(directions, Signs(seed, "t"), Asked(0.0, 12), STANDARD)
             draws.draw_until(12)
             values.append(float(draws.spread.values({})["", "trace"]))
             freedom = max(1.0, float(draws.spread.freedom(("", "trace"))))
@@ -58,7 +58,7 @@ def test_ranks_share_the_groups(size: int, monkeypatch: pytest.MonkeyPatch) -> N
         problem.ranks = ranks
         operator, total = Hessian(Context(problem), groups=5), torch.zeros(5, 26, 2, dtype=torch.float64)
         operator._batch_size = 8
-        for group, product in operator.by_groups(lambda group: vectors[group], list):
+        for group, product in operator._of_this_rank(lambda group: vectors[group], list):  # type: ignore
             total[group] += product
         return total
 

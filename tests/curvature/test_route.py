@@ -18,7 +18,7 @@ import flatscope as fs
 from flatscope.context import Context, Effort
 from flatscope.curvature import estimators, trace_by_products
 from flatscope.curvature.columns import column_sweep
-from flatscope.curvature.estimators import Asked, HutchinsonDraws
+from flatscope.curvature.estimators import TRACE, Asked, HutchinsonDraws
 from flatscope.curvature.layer_directions import LayerDirections
 from flatscope.curvature.operators import Hessian, sample_groups
 from flatscope.curvature.random_signs import Signs
@@ -36,7 +36,6 @@ from flatscope.curvature.route import (
 )
 from flatscope.curvature.sweep import sweep_pass
 from flatscope.curvature.sweep_result import Curvature
-from flatscope.curvature.symmetric_operator import TRACE
 from flatscope.curvature.trace_by_products import whole_trace
 from flatscope.isolation import own_settings
 from flatscope.limits import STANDARD, Limits

@@ -7,7 +7,7 @@ one pass over the data then tells as much as G passes with the same vector every
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -16,12 +16,40 @@ from torch import Tensor
 
 from flatscope.curvature.memory import allowed
 from flatscope.curvature.random_signs import Signs
-from flatscope.curvature.symmetric_operator import Key, Parts, Readings, SymmetricOperator
+from flatscope.curvature.symmetric_operator import Parts, SymmetricOperator
 from flatscope.limits import STANDARD, Limits
 from flatscope.progress import tell
 from flatscope.sampling import TIME_IS_UP, Sampler, degrees_of_freedom, relative_error, sample_until, student_stderrs
 
 PRODUCTS = "products with random vectors"
+Key = tuple[str, str]  # parameter, quantity
+Readings = dict[Key, Tensor]
+TRACE: Key = ("", "trace")
+
+
+class DiagonalQuantities:
+    """Sums over the diagonal of a matrix that are wanted: of every matrix its trace, more in subclasses.
+
+    Args:
+        matrix: the matrix.
+    """
+
+    def __init__(self, matrix: SymmetricOperator) -> None:
+        self.matrix = matrix
+
+    def read(self, diagonal: Tensor) -> Readings:
+        """Values (units, k) that are wanted of k diagonals (p, k), linear in these."""
+        return {TRACE: diagonal.sum(0, keepdim=True)}
+
+    def has_row(self, name: str) -> bool:
+        """True where values of a parameter, or of the network ("") are wanted with a precision."""
+        return not name
+
+    def diagonal(self, width: int) -> Iterator[Tensor]:
+        """The diagonal by one product for each direction, so many at a time."""
+        unit = torch.eye(self.matrix.size, dtype=torch.float64, device=self.matrix.device)
+        for some in torch.split(unit, width, dim=1):
+            yield (some * (self.matrix @ some).to(some)).sum(0)
 
 
 @dataclass
@@ -98,8 +126,8 @@ class Asked:
     few: int | None = None
 
 
-def diagonal_sums(operator: SymmetricOperator, signs: Signs, asked: Asked, limits: Limits = STANDARD) -> DiagonalSums:
-    """Sums over the diagonal of an operator to a relative standard error, all from the same products.
+def diagonal_sums(wanted: DiagonalQuantities, signs: Signs, asked: Asked, limits: Limits = STANDARD) -> DiagonalSums:
+    """Sums over the diagonal of a matrix to a relative standard error, all from the same products.
 
     With random signs ζ, ζ∘Aζ has the diagonal as its mean (Hutchinson, 1990). If draws show that many more are needed,
     their products span the directions of the large eigenvalues: with Q an orthonormal basis of them, the diagonal of
@@ -108,15 +136,15 @@ def diagonal_sums(operator: SymmetricOperator, signs: Signs, asked: Asked, limit
     instead: exact.
 
     Args:
-        operator: the matrix, and how its diagonal is read.
+        wanted: the sums, and the matrix.
         signs: the random stream.
         asked: how precisely, and with how many products.
         limits: numbers that decide between these ways.
     """
-    size = operator.size
+    size = wanted.matrix.size
     if not size:
         return DiagonalSums()
-    sampler = HutchinsonDraws(operator, signs, asked, limits)
+    sampler = HutchinsonDraws(wanted, signs, asked, limits)
     few = min(limits.few_directions if asked.few is None else asked.few, asked.most_products)
     if size <= few or (asked.precision <= 0 and size <= limits.most_directions):
         exact = sampler.multiplied_out()
@@ -134,7 +162,7 @@ class HutchinsonDraws(Sampler[DiagonalSums]):
     """Random products that estimate sums over a diagonal, with Hutch++ deflation where many are needed.
 
     Args:
-        operator: the matrix, and how its diagonal is read.
+        wanted: the sums, and the matrix.
         signs: the random stream.
         asked: see `diagonal_sums`.
         limits: the same.
@@ -142,9 +170,11 @@ class HutchinsonDraws(Sampler[DiagonalSums]):
 
     unit = PRODUCTS
 
-    def __init__(self, operator: SymmetricOperator, signs: Signs, asked: Asked, limits: Limits) -> None:
-        self._operator, self._signs, self._asked, self._limits = operator, signs, asked, limits
+    def __init__(self, wanted: DiagonalQuantities, signs: Signs, asked: Asked, limits: Limits) -> None:
+        self._wanted, self._signs, self._asked, self._limits = wanted, signs, asked, limits
+        self._operator = operator = wanted.matrix
         self._size = size = operator.size
+        self._keys = list(wanted.read(torch.zeros(size, 1, device=operator.device)))
         self._late = asked.late or bool
         at_once = limits.hurried_products if asked.late else limits.first_look
         self._block = max(1, min(at_once, allowed(limits.block_memory, operator.device) // (8 * size)))
@@ -180,7 +210,7 @@ class HutchinsonDraws(Sampler[DiagonalSums]):
         """Relative standard error of every value that has a row; 0 where the draws' is below that of its known part."""
         spread, found = self.spread, []
         values, stderrs = spread.values(self._known), spread.stderrs
-        for key in (key for key in values if self._operator.has_row(key[0])):
+        for key in (key for key in values if self._wanted.has_row(key[0])):
             known, least = self._asked.offsets.get(key, (0.0, 0.0))
             close = precision > 0 and bool((stderrs[key] <= least).all())
             freedom = spread.freedom(key)
@@ -196,11 +226,11 @@ class HutchinsonDraws(Sampler[DiagonalSums]):
     def multiplied_out(self) -> DiagonalSums | None:
         """All directions one by one; None where the time was up before."""
         parts = []
-        for part in self._operator.diagonal(self._block):
+        for part in self._wanted.diagonal(self._block):
             parts.append(part)
             if self._late() and sum(map(len, parts)) < self._size:
                 return None
-        values = {key: part[:, 0].cpu() for key, part in self._operator.read(torch.cat(parts)[:, None]).items()}
+        values = {key: part[:, 0].cpu() for key, part in self._wanted.read(torch.cat(parts)[:, None]).items()}
         nothing = {key: torch.zeros_like(part) for key, part in values.items()}
         return DiagonalSums(values, nothing, self._size, self._size + self._products)
 
@@ -230,11 +260,9 @@ class HutchinsonDraws(Sampler[DiagonalSums]):
         last = self._next + count
         while self._next < last and not (self.spread.n > 1 and self._late()):
             some = range(self._next, min(self._next + self._block, last))
-            readings, product = self._operator.by_groups(
-                partial(self._vectors, some), partial(self._gathered, some, keep)
-            )
-            *parts, product = self._operator.summed([*readings.values(), product])
-            self.spread.add(dict(zip(readings, parts, strict=True)))
+            gather = partial(self._gathered, some, keep)
+            *readings, product = self._operator.by_groups(partial(self._vectors, some), gather)
+            self.spread.add(dict(zip(self._keys, readings, strict=True)))
             if keep:
                 self._kept.append(product)
             self._products += len(some)
@@ -249,19 +277,19 @@ class HutchinsonDraws(Sampler[DiagonalSums]):
         number = torch.tensor([group], device=self._operator.device)
         return self._signs.draw(number, some, self._operator.size, torch.float64)[:, 0].T
 
-    def _gathered(self, some: range, keep: bool, parts: Parts) -> tuple[Readings, Tensor]:
+    def _gathered(self, some: range, keep: bool, parts: Parts) -> list[Tensor]:
         """Readings (groups, units, k) of the groups' products, and if it is to be kept the sum of these (p, k)."""
-        operator = self._operator
+        operator, read = self._operator, self._wanted.read
         nothing = torch.zeros(operator.size, len(some), dtype=torch.float64, device=operator.device)
-        found = {key: part.new_zeros(operator.groups, *part.shape) for key, part in operator.read(nothing).items()}
+        found = {key: part.new_zeros(operator.groups, *part.shape) for key, part in read(nothing).items()}
         total = nothing if keep else nothing[:0]
         for group, product in parts:
             rest = self._rest(product)
-            for key, part in operator.read(self._drawn(some, group) * rest).items():
+            for key, part in read(self._drawn(some, group) * rest).items():
                 found[key][group] = part
             if keep:
                 total += rest
-        return found, total
+        return [*(found[key] for key in self._keys), total]
 
     def _deflate(self) -> None:
         """Project out the span of the kept products (Hutch++) and begin anew."""
@@ -270,7 +298,7 @@ class HutchinsonDraws(Sampler[DiagonalSums]):
         curved = torch.cat([self._operator @ part for part in torch.split(basis, self._block, dim=1)], dim=1)
         core = basis.T @ curved
         diagonal = (basis * (2 * curved - basis @ core)).sum(1, keepdim=True)
-        self._basis, self._known, self.spread = basis, self._operator.read(diagonal), Spread()
+        self._basis, self._known, self.spread = basis, self._wanted.read(diagonal), Spread()
         self._products += basis.shape[1]
 
     def _rest(self, vectors: Tensor) -> Tensor:

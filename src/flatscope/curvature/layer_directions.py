@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from flatscope.context import Context
+from flatscope.curvature.estimators import DiagonalQuantities, Readings
 from flatscope.curvature.operators import curvature_operator, sample_groups
 from flatscope.curvature.patches import by_output
-from flatscope.curvature.symmetric_operator import Congruence, Readings
+from flatscope.curvature.symmetric_operator import Congruence
 from flatscope.network.layers import Layer
 
 
@@ -98,8 +99,8 @@ def dense_blocks(_ctx: Context) -> dict[tuple[str, str], Tensor]:
     return {}
 
 
-class LayerDirections(Congruence):
-    """EᵀHE for the directions of one quantity, over all parameters that the columns leave out.
+class LayerDirections(DiagonalQuantities):
+    """One quantity as sums over the diagonal of EᵀHE, over all parameters that the columns leave out.
 
     Args:
         ctx: the network.
@@ -119,7 +120,7 @@ class LayerDirections(Congruence):
         self._counts = [part.count for part in self._parts.values()]
         # One for all products: it keeps its graphs.
         matrix = curvature_operator(ctx, list(self._parts), sample_groups(ctx))
-        super().__init__(matrix, sum(self._counts), self._laid_out, self._inner_products)
+        super().__init__(Congruence(matrix, sum(self._counts), self._laid_out, self._inner_products))
 
     def _laid_out(self, coefficients: Tensor) -> Tensor:
         split = torch.split(coefficients, self._counts)
@@ -135,14 +136,14 @@ class LayerDirections(Congruence):
         Those of the trace are the dense blocks, from which the other quantities follow without a product.
         """
         blocks, matrix = self._ctx.cached(dense_blocks), self._ctx.effort.curvature
-        keeps = self._quantity == "trace" and self.size <= self._ctx.effort.limits.dense_weights
+        keeps = self._quantity == "trace" and self.matrix.size <= self._ctx.effort.limits.dense_weights
         for name, part in self._parts.items():
             known = blocks.get((name, matrix))
             operator = curvature_operator(self._ctx, [name]) if known is None else known
             columns: list[Tensor] = []
             for start in range(0, part.count, width):
                 stop = min(start + width, part.count)
-                unit = torch.zeros(part.count, stop - start, dtype=torch.float64, device=self.device)
+                unit = torch.zeros(part.count, stop - start, dtype=torch.float64, device=self.matrix.device)
                 unit[torch.arange(start, stop), torch.arange(stop - start)] = 1.0
                 vectors = part.embed(unit)
                 columns.append(operator @ vectors)

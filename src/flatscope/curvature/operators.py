@@ -18,13 +18,13 @@ from torch import Tensor
 
 from flatscope.context import Context
 from flatscope.curvature.convolutions import FastConvolutions
-from flatscope.curvature.estimators import Asked, diagonal_sums
+from flatscope.curvature.estimators import TRACE, Asked, DiagonalQuantities, diagonal_sums
 from flatscope.curvature.hessian_products import Product, gauss_newton_product, hessian_product
 from flatscope.curvature.linear_systems import Solution, solved
 from flatscope.curvature.memory import allowed, fitted
 from flatscope.curvature.random_signs import Signs
 from flatscope.curvature.second_derivative import refuse_wrong_jacobian_products, refuse_wrong_second_derivative
-from flatscope.curvature.symmetric_operator import TRACE, Parts, SymmetricOperator, T, Vectors
+from flatscope.curvature.symmetric_operator import Gather, Parts, SymmetricOperator, Vectors
 from flatscope.errors import InputError, differentiated_twice, refuse_unknown
 from flatscope.formatting import first_of_names
 from flatscope.isolation import own_settings
@@ -83,10 +83,6 @@ class CurvatureOperator(SymmetricOperator):
     def __repr__(self) -> str:
         return f"{type(self).__name__} of {first_of_names(self.names, 3)}: {self.size:,} × {self.size:,}"
 
-    def summed(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Sums over the ranks."""
-        return self.ctx.problem.ranks.summed(tensors)
-
     @property
     def layout(self) -> dict[str, slice]:
         """Where each parameter tensor stands in a vector."""
@@ -118,7 +114,7 @@ class CurvatureOperator(SymmetricOperator):
             raise InputError("real vectors", str(vectors.dtype), where="product", fix=fix)
         vectors = vectors.detach() if vectors.is_floating_point() else vectors.double()
         columns = vectors.reshape(self.size, -1)  # (p, k)
-        (total,) = self.summed([self.by_groups(lambda _: columns, partial(self._added, columns.shape[1]))])
+        (total,) = self.by_groups(lambda _: columns, partial(self._added, columns.shape[1]))
         return total.reshape(vectors.shape)
 
     def solve(
@@ -148,25 +144,26 @@ class CurvatureOperator(SymmetricOperator):
             seed: of the random signs.
         """
         limits = self.ctx.effort.limits
-        found = diagonal_sums(self, Signs(seed, "trace of an operator"), Asked(precision, most_products), limits)
+        asked, signs = Asked(precision, most_products), Signs(seed, "trace of an operator")
+        found = diagonal_sums(DiagonalQuantities(self), signs, asked, limits)
         value, stderr = float(found.values[TRACE].sum()), float(found.stderrs[TRACE].sum())
         return Trace(value, 0.0 if found.exact else stderr, found.products)
 
-    def _added(self, k: int, parts: Parts) -> Tensor:
+    def _added(self, k: int, parts: Parts) -> list[Tensor]:
         """The groups' products in one, (p, k)."""
         total = None
         for _, part in parts:
             total = part if total is None else total.add_(part)
-        return torch.zeros(self.size, k, dtype=torch.float64, device=self.device) if total is None else total
+        return [torch.zeros(self.size, k, dtype=torch.float64, device=self.device) if total is None else total]
 
     @own_settings()
-    def by_groups(self, vectors: Vectors, gather: Callable[[Parts], T]) -> T:
-        """Products of every group's samples with vectors of its own."""
-        return self._in_memory(lambda: gather(self._products(vectors)))
+    def by_groups(self, vectors: Vectors, gather: Gather) -> list[Tensor]:
+        """Sums over the ranks of what is gathered from products of every group with vectors of its own."""
+        return self.ctx.problem.ranks.summed(self._of_this_rank(vectors, gather))
 
-    def _in_memory(self, work: Callable[[], T]) -> T:
-        """The result of a pass, with batches so small that it fits."""
-        while self.ctx.problem.ranks.anywhere((found := self._tried(work)) is None):
+    def _of_this_rank(self, vectors: Vectors, gather: Gather) -> Sequence[Tensor]:
+        """What is gathered in one pass, with batches so small that it fits."""
+        while self.ctx.problem.ranks.anywhere((found := self._tried(vectors, gather)) is None):
             if self._batch_size == 1:
                 raise torch.OutOfMemoryError("a curvature product of one sample does not fit into the GPU's memory")
             self._kept.clear()
@@ -174,9 +171,9 @@ class CurvatureOperator(SymmetricOperator):
         assert found is not None
         return found
 
-    def _tried(self, work: Callable[[], T]) -> T | None:
+    def _tried(self, vectors: Vectors, gather: Gather) -> Sequence[Tensor] | None:
         with differentiated_twice():
-            return fitted(work)
+            return fitted(lambda: gather(self._products(vectors)))
 
     def release(self) -> None:
         """Drop what is kept between products; the next one computes it again."""

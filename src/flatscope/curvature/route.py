@@ -265,9 +265,9 @@ def noisier_by_columns(ctx: Context, found: Curvature, precision: float) -> dict
     slow = [layer for layer, error in errors.items() if found.draws * (error / precision) ** 2 > limits.soon_draws]
     if not slow:
         return {}
-    operator = LayerDirections(ctx, "trace", [layer.weight for layer in slow])
+    directions = LayerDirections(ctx, "trace", [layer.weight for layer in slow])
     signs = Signs(ctx.seed, "noise of products")
-    products = HutchinsonDraws(operator, signs, Asked(0.0, limits.most_products), limits)
+    products = HutchinsonDraws(directions, signs, Asked(0.0, limits.most_products), limits)
     products.draw_until(products.first_look)
     noisier: list[str | None] = []
     for layer in slow:

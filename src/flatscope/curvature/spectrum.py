@@ -283,10 +283,7 @@ def extreme_eigenpairs(
     def multiply(vectors: dict[str, Tensor]) -> dict[str, Tensor]:
         return {name: operator @ vector for name, vector in vectors.items()}
 
-    try:
-        return side_by_side({"": search}, wanted, multiply, most_products=most_products, expired=expired)[""]
-    finally:
-        operator.release()  # also where a product fails: the search may outlive that
+    return side_by_side({"": search}, wanted, multiply, most_products=most_products, expired=expired)[""]
 
 
 def in_full(pair: Eigenpair, product: Tensor) -> Eigenpair:
@@ -331,7 +328,6 @@ def lanczos_quadrature(
     for _ in range(draws):
         values, residuals, vectors = krylov_space(operator, generator, steps).ritz()
         found.append(Ritz(values, vectors[0].square(), residuals))
-    operator.release()
     return found
 
 

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from typing import TypeVar
 
 import numpy as np
 import torch
 from scipy.sparse.linalg import LinearOperator
 from torch import Tensor
 
-T = TypeVar("T")
 Vectors = Callable[[int], Tensor]  # vectors (p, k) of a group of samples, by its number
 Parts = Iterator[tuple[int, Tensor]]  # numbers of groups and their parts of a product
-Key = tuple[str, str]  # parameter, quantity
-Readings = dict[Key, Tensor]
-TRACE: Key = ("", "trace")
+Gather = Callable[[Parts], Sequence[Tensor]]  # what is made of them: tensors to be summed over the ranks
 
 
 class SymmetricOperator(ABC):
@@ -34,44 +30,25 @@ class SymmetricOperator(ABC):
     def __init__(self, size: int, device: torch.device | str = "cpu", groups: int = 1) -> None:
         self.size, self.device, self.groups = size, torch.device(device), groups
 
-    @property
-    def shape(self) -> tuple[int, int]:
-        """(p, p)."""
-        return self.size, self.size
-
     @abstractmethod
     def __matmul__(self, vectors: Tensor) -> Tensor:
         """Products with a vector (p,) or with the columns of a matrix (p, k)."""
 
-    def by_groups(self, vectors: Vectors, gather: Callable[[Parts], T]) -> T:
-        """Products of every group's samples with vectors of its own, each a part of the mean over all samples.
+    def by_groups(self, vectors: Vectors, gather: Gather) -> list[Tensor]:
+        """Sums over the ranks of what is gathered from products of every group's samples with vectors of its own.
 
         Args:
             vectors: (p, k) by the number of the group.
-            gather: what to make of the groups' numbers and products (p, k), which come one by one; only of this rank's
-                samples. It may be called again where the memory did not suffice.
+            gather: what to make of the groups' numbers and products (p, k), each a part of the mean over all samples;
+                they come one by one, those of this rank's samples. It may be called again where the memory did not
+                suffice.
         """
-        return gather(iter([(0, self @ vectors(0))]))
+        return list(gather(iter([(0, self @ vectors(0))])))
 
-    def summed(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Sums over the ranks of what was gathered."""
-        return list(tensors)
-
-    def release(self) -> None:  # noqa: B027  most keep nothing
-        """Drop what is kept between products; the next one computes it again."""
-
-    def diagonal(self, width: int) -> Iterator[Tensor]:
-        """The diagonal by one product for each direction, so many at a time."""
-        for unit in torch.split(torch.eye(self.size, dtype=torch.float64, device=self.device), width, dim=1):
-            yield (unit * (self @ unit).to(unit)).sum(0)
-
-    def read(self, diagonal: Tensor) -> Readings:
-        """Values (units, k) that are wanted of k diagonals (p, k), linear in these; the trace alone by default."""
-        return {TRACE: diagonal.sum(0, keepdim=True)}
-
-    def has_row(self, name: str) -> bool:
-        """True where values of a parameter, or of the network ("") are wanted with a precision."""
-        return not name
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(p, p)."""
+        return self.size, self.size
 
     def to_scipy(self) -> LinearOperator:
         """The same operator for SciPy's solvers, in float64 on the CPU side; it takes arrays of any numbers."""
@@ -105,13 +82,12 @@ class Congruence(SymmetricOperator):
     ) -> None:
         super().__init__(size, matrix.device, matrix.groups)
         self._matrix, self._embed, self._pull = matrix, embed, pull
-        self.summed, self.release = matrix.summed, matrix.release  # type: ignore[method-assign]
 
     def __matmul__(self, coefficients: Tensor) -> Tensor:
         return self._pull(self._matrix @ self._embed(coefficients))
 
-    def by_groups(self, vectors: Vectors, gather: Callable[[Parts], T]) -> T:
-        """Products of every group's samples with coefficients of its own."""
+    def by_groups(self, vectors: Vectors, gather: Gather) -> list[Tensor]:
+        """Sums of what is gathered from products with coefficients of each group's own."""
         return self._matrix.by_groups(
             lambda group: self._embed(vectors(group)),
             lambda parts: gather((group, self._pull(product)) for group, product in parts),

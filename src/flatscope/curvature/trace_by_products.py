@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from flatscope.context import Context
 from flatscope.curvature.columns import swept
-from flatscope.curvature.estimators import Asked, DiagonalSums, diagonal_sums
+from flatscope.curvature.estimators import Asked, DiagonalQuantities, DiagonalSums, diagonal_sums
 from flatscope.curvature.layer_directions import LayerDirections
 from flatscope.curvature.operators import curvature_operator, sample_groups
 from flatscope.curvature.random_signs import Signs
@@ -27,14 +27,14 @@ def probed(ctx: Context, quantity: str, precision: float | None = None, most_pro
     """
     wanted = ctx.effort.precision if precision is None else precision
     covered = swept(ctx, precision, rows=quantity == "rho_rows")
-    operator = LayerDirections(ctx, quantity, covered.not_covered)
+    directions = LayerDirections(ctx, quantity, covered.not_covered)
     known = {key: (float(mean.value), float(mean.stderr)) for key, mean in covered.means.items() if not key[0]}
-    limits, size = ctx.effort.limits, operator.size
+    limits, size = ctx.effort.limits, directions.matrix.size
     one_by_one = multiplied_out(ctx, covered.not_covered, size, wanted)
     if one_by_one and most_products >= limits.most_products:
         most_products = max(most_products, size)  # a limit that nobody has lowered is one of draws
     asked = Asked(wanted, most_products, known, time_limit(ctx), size if one_by_one else 0)
-    return diagonal_sums(operator, Signs(ctx.seed, f"products for {quantity}"), asked, limits)
+    return diagonal_sums(directions, Signs(ctx.seed, f"products for {quantity}"), asked, limits)
 
 
 def whole_trace(ctx: Context, precision: float, most_products: int) -> DiagonalSums:
@@ -47,6 +47,5 @@ def whole_trace(ctx: Context, precision: float, most_products: int) -> DiagonalS
     """
     operator = curvature_operator(ctx, None, sample_groups(ctx))
     asked = Asked(precision, most_products, late=time_limit(ctx), few=0)
-    sums = diagonal_sums(operator, Signs(ctx.seed, "products for the whole trace"), asked, ctx.effort.limits)
-    operator.release()
-    return sums
+    signs = Signs(ctx.seed, "products for the whole trace")
+    return diagonal_sums(DiagonalQuantities(operator), signs, asked, ctx.effort.limits)

@@ -18,6 +18,7 @@ from torch.func import grad
 
 from flatscope.context import Context
 from flatscope.curvature.coverage import not_covered_by_uses
+from flatscope.curvature.estimators import DiagonalQuantities
 from flatscope.curvature.memory import in_batches
 from flatscope.curvature.operators import Hessian, sample_groups
 from flatscope.curvature.output_hessian import output_root
@@ -273,14 +274,11 @@ def _diagonals_by_products(ctx: Context, names: Sequence[str], precision: float)
     def by_draw(number: int) -> Params:
         return operator.unflatten(_signed_product(operator, signs, number))
 
-    diagonals = sample_until(TensorDraws(ctx, by_draw, "products with {} random vectors", precision), precision)
-    operator.release()
-    return diagonals
+    return sample_until(TensorDraws(ctx, by_draw, "products with {} random vectors", precision), precision)
 
 
 def _diagonals_by_unit_vectors(operator: Hessian, names: Sequence[str]) -> Diagonals:
-    diagonal = torch.cat(list(operator.diagonal(32)))
-    operator.release()
+    diagonal = torch.cat(list(DiagonalQuantities(operator).diagonal(32)))
     values = {name: value.cpu() for name, value in operator.unflatten(diagonal).items()}
     return _exact_diagonals(names, values, f"exact: one product for each of {operator.size:,} parameters")
 
@@ -292,11 +290,11 @@ def _signed_product(operator: Hessian, signs: Signs, draw: int) -> Tensor:
         number = torch.tensor([group], device=operator.device)
         return signs.draw(number, range(draw, draw + 1), operator.size, torch.float64)[:, 0].T
 
-    def gather(parts: Parts) -> Tensor:
+    def gather(parts: Parts) -> list[Tensor]:
         total = torch.zeros(operator.size, dtype=torch.float64, device=operator.device)
         for group, product in parts:
             total += (vector(group) * product)[:, 0]
-        return total
+        return [total]
 
-    (summed,) = operator.summed([operator.by_groups(vector, gather)])
+    (summed,) = operator.by_groups(vector, gather)
     return summed

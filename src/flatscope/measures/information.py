@@ -76,7 +76,7 @@ def effective_dimension(ctx: Context, *, alpha: float = 1e-3, steps: int = 100, 
                 1 - alpha * _quadrature_bounds(operator, start / start.norm(), alpha, steps, generator)
             )
 
-    return _value_from_bounds(operator, draw_until_precise(ctx, counts(), draws))
+    return _value_from_bounds(draw_until_precise(ctx, counts(), draws))
 
 
 @_decided(
@@ -133,7 +133,7 @@ def takeuchi_trace(
                 square * _quadrature_bounds(operator, start, damping, steps, generator) if square else torch.zeros(1, 2)
             )
 
-    return _value_from_bounds(operator, draw_until_precise(ctx, squares(), draws))
+    return _value_from_bounds(draw_until_precise(ctx, squares(), draws))
 
 
 def eigensystem(ctx: Context, *, matrix: str) -> tuple[Tensor, Tensor]:
@@ -141,7 +141,6 @@ def eigensystem(ctx: Context, *, matrix: str) -> tuple[Tensor, Tensor]:
     precise = ctx.in_double()  # an inverse of a nearly singular matrix has no digits to lose
     operator = GaussNewton(precise) if matrix == "gauss_newton" else Hessian(precise)
     written_out = operator @ torch.eye(operator.size, dtype=torch.float64, device=operator.device)
-    operator.release()
     values, vectors = torch.linalg.eigh((written_out + written_out.T).cpu() / 2)
     return values, vectors
 
@@ -237,9 +236,8 @@ def _first_entry_of_inverse(matrix: Tensor, alpha: float) -> float:
     return float(torch.linalg.inv(matrix + alpha * torch.eye(len(matrix), dtype=torch.float64))[0, 0])
 
 
-def _value_from_bounds(operator: CurvatureOperator, found: Draws) -> Value:
+def _value_from_bounds(found: Draws) -> Value:
     """The middle of two bounds' means; what they leave open counts as error."""
-    operator.release()
     low, high = sorted(found.means)
     stderr = math.hypot(max(found.stderrs), (high - low) / 2)
     return Value((low + high) / 2, stderr=stderr, reason=f"{found.remark()}; quadrature from {low:.4g} to {high:.4g}")

@@ -14,11 +14,10 @@ from torch import Tensor
 from flatscope.context import Context
 from flatscope.curvature.columns import column_sweep, swept
 from flatscope.curvature.coverage import not_covered_by_columns
-from flatscope.curvature.estimators import DiagonalSums
+from flatscope.curvature.estimators import TRACE, DiagonalSums
 from flatscope.curvature.layer_directions import DIRECTIONS
 from flatscope.curvature.route import TRACE_ALONE, route_of, trace_route
 from flatscope.curvature.sweep_result import Curvature
-from flatscope.curvature.symmetric_operator import TRACE
 from flatscope.curvature.trace_by_products import probed, whole_trace
 from flatscope.formatting import first_of_names, numbered
 from flatscope.network.layers import Layer

@@ -18,12 +18,12 @@ from torch import Tensor
 
 from flatscope.ascents import within_ball
 from flatscope.context import Context
-from flatscope.curvature.estimators import Asked, DiagonalSums, diagonal_sums
+from flatscope.curvature.estimators import TRACE, Asked, DiagonalQuantities, DiagonalSums, diagonal_sums
 from flatscope.curvature.operators import BeyondGaussNewton, sample_groups
 from flatscope.curvature.random_signs import Signs
 from flatscope.curvature.route import find_not_covered
 from flatscope.curvature.sweep import sweep_shape
-from flatscope.curvature.symmetric_operator import TRACE, SymmetricOperator
+from flatscope.curvature.symmetric_operator import SymmetricOperator
 from flatscope.errors import InputError, NotApplicable, NumericalWarning, refuse_unknown
 from flatscope.measures.path_curvature import (
     PathHessian,
@@ -111,7 +111,6 @@ def _path_trace(ctx: Context, rule: str, wanted: float, most_products: int) -> V
         found, rest, spread = _sampled_trace(ctx, matrix, wanted, most_products, (known, error), few=0)
         error, exact = math.hypot(error, spread), found.exact and not draws
         parts.append(f"a part of {n_edges} of {paths.count} values by {_end_of_draws_in_words(found, wanted)}")
-    beyond.release()
     return Value(known + rest, error, exact=exact, reason=_path_space_remark(paths, "hessian_trace", *parts))
 
 
@@ -155,7 +154,7 @@ def _sampled_trace(
 ) -> tuple[DiagonalSums, float, float]:
     """How the trace of a matrix, which is added to what is known with some error, was found; its value and error."""
     asked = Asked(precision, most_products, {TRACE: known}, time_limit(ctx), few)
-    found = diagonal_sums(matrix, Signs(ctx.seed, "psi_trace"), asked, ctx.effort.limits)
+    found = diagonal_sums(DiagonalQuantities(matrix), Signs(ctx.seed, "psi_trace"), asked, ctx.effort.limits)
     value, error = (float(part.get(TRACE, 0.0)) for part in (found.values, found.stderrs))
     return found, value, error
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -208,14 +209,24 @@ def _eigenvalue_of_whole_network(
     if enough:
         operator, search = ctx.cached(whole_matrix_and_search, coarse=True)
         with coarse_products():
-            (pair,) = extreme_eigenpairs(operator, search, wanted, expired=partial(over, search))
+            (pair,) = _search_and_release(operator, search, wanted, partial(over, search))
         pair = in_full(pair, operator @ pair.vector)
         operator.release()
         if pair.residual <= enough * abs(pair.value) or time_is_over(ctx):
             return eigenvalue_as_value(ctx, pair, search.largest, matrix)
     operator, search = ctx.cached(whole_matrix_and_search)
-    (pair,) = extreme_eigenpairs(operator, search, wanted, expired=partial(over, search))
+    (pair,) = _search_and_release(operator, search, wanted, partial(over, search))
     return eigenvalue_as_value(ctx, pair, search.largest, matrix)
+
+
+def _search_and_release(
+    operator: CurvatureOperator, search: Search, wanted: Wanted, expired: Callable[[], bool]
+) -> list[Eigenpair]:
+    """Eigenpairs of an operator that the context keeps, also where a product fails: without its graphs."""
+    try:
+        return extreme_eigenpairs(operator, search, wanted, expired=expired)
+    finally:
+        operator.release()
 
 
 def whole_matrix_and_search(ctx: Context, coarse: bool = False) -> tuple[CurvatureOperator, Search]:
@@ -282,6 +293,6 @@ def _search_top_eigenpairs(ctx: Context, blocks: LayerBlocks, names: list[str], 
     late = partial(time_is_over, ctx)
     # Those with a product of their own go one after the other: each keeps its graphs while it is searched.
     own = {name: operator for name, operator in blocks.own.items() if name in searches}
-    found = {name: extreme_eigenpairs(op, searches.pop(name), wanted, expired=late) for name, op in own.items()}
+    found = {name: _search_and_release(op, searches.pop(name), wanted, late) for name, op in own.items()}
     found |= side_by_side(searches, wanted, blocks.products, expired=late)
     return {name: pairs[0] for name, pairs in found.items()}
