@@ -51,7 +51,9 @@ class Piece:
 
 
 def pieces_of(names: Sequence[str], scale: str, device: str, *, single: bool) -> list[Piece]:
-    """The work of some studies, each look right behind the last network that it needs.
+    """The work of some studies, each look right behind the last network that it needs, networks of most images first.
+
+    What takes longest is begun first, so that no process is left alone with it at the end.
 
     Args:
         names: of the studies, the more urgent first.
@@ -59,7 +61,9 @@ def pieces_of(names: Sequence[str], scale: str, device: str, *, single: bool) ->
         device: where trials run.
         single: whether large networks are taken out of the units in which they would train as a stack.
     """
-    stages = [stage for name in names for stage in find_study(name).stages(scale)]
+    stages_of = [find_study(name).stages(scale) for name in names]
+    wanted = [{key_of(config) for stage in stages for config in stage.configs} for stages in stages_of]
+    stages = [stage for stages in stages_of for stage in stages]
     known = {key_of(config): config for stage in stages for config in stage.configs}
     pieces: list[Piece] = []
     place_of: dict[str, int] = {}  # of a trial's piece, by the key of the trial
@@ -75,7 +79,19 @@ def pieces_of(names: Sequence[str], scale: str, device: str, *, single: bool) ->
                 }
                 pieces.append(Piece(tuple(part), importable_name(stage.work), tuple(needs.values())))
     behind = [max((place_of[key_of(need)] for need in piece.needs), default=i) for i, piece in enumerate(pieces)]
-    return [pieces[place] for place in sorted(range(len(pieces)), key=lambda place: (behind[place], place))]
+    study = [min(number for number, keys in enumerate(wanted) if keys & set(map(key_of, p.configs))) for p in pieces]
+
+    def urgency(place: int) -> tuple[int, int, int, int]:
+        last = behind[place]
+        return study[last], -_images(pieces[last].configs[0]), last, place
+
+    return [pieces[place] for place in sorted(range(len(pieces)), key=urgency)]
+
+
+def _images(config: Mapping[str, Any]) -> int:
+    """Number of images that a network is trained on, where the trial names it; else 0."""
+    network = config.get("network", config)
+    return network.get("data", {}).get("train_size") or 0
 
 
 def _is_large(config: Mapping[str, Any]) -> bool:

@@ -56,7 +56,7 @@ def _confusion_network_config(
     return {
         "data": {**usual["data"], **drawn},
         "labels": {"confusion": confused, "true_size": size["true"], "seed": seed},
-        "model": {**usual["model"], "seed": seed},
+        "model": {**size.get("model", usual["model"]), "seed": seed},
         "train": {**size.get("train", usual["train"]), "batch_size": 64, "seed": seed},
     }
 
