@@ -118,6 +118,21 @@ def test_what_is_one_of_ours_has_its_name(given: Any, same: str) -> None:
     assert problem.remarks == ()
 
 
+@pytest.mark.parametrize("weight", [None, WEIGHTS])
+def test_nll_of_log_probabilities_has_the_gauss_newton_matrix_of_cross_entropy(weight: Tensor | None) -> None:
+    """Linear in the outputs, it had one of zeros: no effective dimension, no trace."""
+    model = nn.Sequential(network(), nn.LogSoftmax(1)).eval()
+    labels = torch.where(torch.arange(len(CLASSES)) == 2, -100, CLASSES)
+    tables = [
+        fs.measure(fs.Problem(model, (X, labels), loss=loss), names, precision=0, curvature="gauss_newton")
+        for loss in (nn.NLLLoss(weight), nn.CrossEntropyLoss(weight))
+        for names in (["effective_dimension", "hessian_trace", "rho_sum"],)
+    ]
+    nll, cross_entropy = (table.to_frame().value.tolist() for table in tables)
+    assert nll == pytest.approx(cross_entropy, rel=1e-10)
+    assert min(nll) > 0.01
+
+
 def test_functions_of_torch_have_their_options() -> None:
     smooth = fs.Problem(network(), (X, CLASSES), loss=partial(functional.cross_entropy, label_smoothing=0.1))
     module = fs.Problem(network(), (X, CLASSES), loss=nn.CrossEntropyLoss(label_smoothing=0.1))

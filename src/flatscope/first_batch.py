@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from flatscope.errors import InputError, first_line
-from flatscope.loss import Loss
+from flatscope.loss import Loss, are_log_probabilities
 from flatscope.network.passes import graph_nodes, held_by, keep_out, put_back
 from flatscope.samples import Batch, Inputs, copied_inputs, slice_inputs, tensors_of_inputs
 
@@ -240,12 +240,6 @@ STRAIGHT = (
     "traces, kappa and rho see only the curvature of the network itself, which a ReLU network has none of, however "
     "sharp it is; a smooth loss, such as Huber's, has a meaning here"
 )
-
-
-def are_log_probabilities(outputs: Tensor) -> bool:
-    """True if the outputs of every sample are logarithms of probabilities that add up to one."""
-    totals = outputs.detach().double().logsumexp(-1)
-    return bool(totals.abs().max() <= 1e-3)
 
 
 def remarks_on_linear_loss(loss: Loss, outputs: Tensor, targets: Tensor) -> list[str]:

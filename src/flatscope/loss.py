@@ -42,6 +42,8 @@ class Loss:
     counted: Callable[[Tensor], Tensor] | None = None
     divisor: float = 1.0  # the mean of `counted` over the training samples, once they are known
     ignored: int = IGNORED  # the class number of targets that do not count
+    # the cross-entropy that has the same values and derivatives by weights where outputs are log-probabilities
+    of_log_probabilities: Loss | None = None
     remark: str = ""  # what to say of how it was read
     entries_remark: str = ""  # what to say where a sample has several entries
 
@@ -217,6 +219,12 @@ def negative_log_probability(logits: Tensor, classes: Tensor) -> Tensor:
     own = classes[..., None]
     others = logits.scatter(-1, own, -torch.inf).logsumexp(-1)
     return functional.softplus(others - logits.gather(-1, own).squeeze(-1), threshold=LARGE)
+
+
+def are_log_probabilities(outputs: Tensor, tolerance: float = 1e-3) -> bool:
+    """True if the outputs of every sample are logarithms of probabilities that add up to one."""
+    totals = outputs.detach().double().logsumexp(-1)
+    return bool(totals.abs().max() <= tolerance)
 
 
 def logits_by_position(outputs: Tensor, classes_last: bool) -> Tensor:

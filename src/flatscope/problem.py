@@ -60,7 +60,7 @@ from flatscope.target_checks import (
     reason_without_classes,
     targets_are_unshifted_tokens,
 )
-from flatscope.torch_losses import loss_with_normaliser, read_loss, reading_remarks
+from flatscope.torch_losses import loss_for_outputs, loss_with_normaliser, read_loss, reading_remarks
 from flatscope.version import __version__
 
 DEFAULT_BATCH = 256
@@ -148,6 +148,7 @@ class Problem:
             self._read_network(SteadyOutputs(probe, outputs))
             self.n_outputs = int(outputs[0].numel())
             self.first_output = outputs[:1].clone()  # of the first training sample
+            self.loss = loss_for_outputs(self.loss, outputs)
             self._read_targets(outputs, [look.targets for look in looks])
             self.loss = loss_with_normaliser(self.loss, self.batches(), self.n_outputs)
             refuse_failing_loss(self.loss, outputs, self._first_samples("train")[1], "train")

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from flatscope.errors import InputError
-from flatscope.loss import LOSSES, Loss, as_loss, logits_by_position, negative_log_probability
+from flatscope.loss import LOSSES, Loss, are_log_probabilities, as_loss, logits_by_position, negative_log_probability
 from flatscope.samples import Batch
 
 # Functions of torch and the modules that hold their options.
@@ -42,6 +42,7 @@ MODULES: dict[Callable[..., Any], type[nn.Module]] = {
 BY_ENTRY = (nn.BCELoss, nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss, nn.PoissonNLLLoss, nn.SoftMarginLoss)
 AVERAGED_LABELS = "bce averaged over labels"
 ONE_ENTRY = {"MSELoss": "mse", AVERAGED_LABELS: "bce"}
+UNNORMALISED = 1e-5  # log-probabilities in float32 add up to one within this
 REDUCTIONS = ("mean", "sum", "none", "batchmean")
 
 
@@ -104,6 +105,21 @@ def loss_with_normaliser(loss: Loss, batches: Iterable[Batch], entries: int = 0)
     if loss.name == "cross_entropy" and bool((counts == counts[0]).all()):
         return LOSSES["cross_entropy"]  # every sample counts alike: the mean over samples of the means over positions
     return replace(loss, divisor=float(counts.mean()))
+
+
+def loss_for_outputs(loss: Loss, outputs: Tensor) -> Loss:
+    """The loss, as cross-entropy where it is torch's `NLLLoss` of log-probabilities.
+
+    Both have the same values. `NLLLoss` is linear in the outputs, so that its own Gauss-Newton matrix is zero.
+
+    Args:
+        loss: any loss.
+        outputs: of some samples.
+    """
+    same = loss.of_log_probabilities
+    if same is None or outputs.ndim < 2 or not are_log_probabilities(outputs.movedim(1, -1), UNNORMALISED):
+        return loss
+    return same
 
 
 def _cross_entropy_loss(module: nn.CrossEntropyLoss) -> Loss:
@@ -225,8 +241,12 @@ def _loss_of_module(module: nn.Module) -> Loss:
         if reduction == "sum":
             return replace(LOSSES["mse"], remark=_summed_loss_name(kind))
     loss = Loss(kind, values, entries_remark=many)
-    if isinstance(module, nn.NLLLoss) and reduction != "sum":
-        return replace(loss, counted=partial(_weights_of_targets, weight=weight, ignored=int(module.ignore_index)))
+    if isinstance(module, nn.NLLLoss):
+        ignored = int(module.ignore_index)
+        same = _cross_entropy_loss(nn.CrossEntropyLoss(weight, ignore_index=ignored, reduction=reduction))
+        loss = replace(loss, of_log_probabilities=same)
+        if reduction != "sum":
+            return replace(loss, counted=partial(_weights_of_targets, weight=weight, ignored=ignored))
     return replace(loss, remark=_summed_loss_name(kind)) if reduction == "sum" else loss
 
 
