@@ -259,3 +259,14 @@ def test_copies_with_other_weights_are_named_and_networks_trained_a_little_furth
     further.load_state_dict({name: value * (1 + 1e-6) for name, value in tiny.model.state_dict().items()})
     for other in (further, tiny.model, three(networks.mlp)[1][1]):
         assert "remarks" not in fs.interpolate([tiny.model, other], (tiny.x, tiny.y), resolution=2).meta
+
+
+def test_statistics_that_are_not_measured_anew_are_refused_where_they_differ() -> None:
+    """Those of InstanceNorm were the first network's at every corner."""
+    nets = []
+    for shift in (0.0, 3.0):
+        net = nn.Sequential(nn.Conv1d(1, 3, 3), nn.InstanceNorm1d(3, track_running_stats=True), nn.Flatten(1)).train()
+        net(torch.randn(8, 1, 5) + shift)
+        nets.append(net.eval())
+    with pytest.raises(InputError, match=r"the same constant 1\.running_mean"):
+        fs.interpolate(nets, (torch.randn(8, 1, 5), torch.arange(8)), resolution=2)

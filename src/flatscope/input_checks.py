@@ -16,7 +16,7 @@ from flatscope.formatting import first_of_names
 from flatscope.leaks import MOST_HASHED, Overlap, overlap_of
 from flatscope.loss import IGNORED, Loss
 from flatscope.network.passes import own_passes
-from flatscope.params import Params, independent_module_copy, plain_names
+from flatscope.params import Params, independent_module_copy, plain_names, refuse_untied_weights
 from flatscope.sample_digests import input_digests
 from flatscope.samples import (
     PROBED_SAMPLES,
@@ -370,11 +370,14 @@ def doubts_of_outputs(
     return (NOT_LOGITS.format(kind=kind, loss=loss.name, twice=twice),) if kind else ()
 
 
-def initial_weights(initial: nn.Module | Mapping[str, Tensor], params: Params) -> Params:
+def initial_weights(
+    initial: nn.Module | Mapping[str, Tensor], params: Params, tied: Mapping[str, str] | None = None
+) -> Params:
     """The weights before training, in the type and on the device of those after it, one for each of them."""
     if not isinstance(initial, nn.Module | Mapping):
         raise InputError("a module or a state dict", type(initial).__name__, where="initial")
     given = plain_names(initial.state_dict() if isinstance(initial, nn.Module) else initial)
+    refuse_untied_weights(tied or {}, given, "initial")
     for name, value in params.items():
         weight = given.get(name)
         if not isinstance(weight, Tensor) or weight.shape != value.shape:

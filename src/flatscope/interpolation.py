@@ -140,9 +140,13 @@ def _weights_that_fit(problem: Problem, model: nn.Module, number: int) -> Params
         if shapes[0] != shapes[1]:
             raise InputError(f"{name} of shape {shapes[0]}", str(shapes[1]), where=f"interpolate, network {number}")
     for name, value in model.named_buffers():
-        statistic = name.rpartition(".")[2] in ("running_mean", "running_var", "num_batches_tracked")
+        module, _, entry = name.rpartition(".")
+        # Those of BatchNorm are measured anew; what other normalisations keep (InstanceNorm) would be the first one's.
+        measured_anew = isinstance(model.get_submodule(module), BatchNorm) and entry.startswith("running_")
         mine = problem.buffers.get(name)
-        if not statistic and (mine is None or not torch.equal(mine, value.to(mine))):
+        if entry == "num_batches_tracked" or measured_anew:
+            continue
+        if mine is None or not torch.equal(mine, value.to(mine)):
             raise InputError(f"the same constant {name}", "other values", where=f"interpolate, network {number}")
     return params
 

@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
 
+from flatscope.errors import InputError
+
 Params = dict[str, Tensor]
 T = TypeVar("T")
 K = TypeVar("K")
@@ -52,6 +54,23 @@ def tied_names(model: nn.Module) -> dict[str, str]:
             if value is not None and first.setdefault(id(value), name) != name:
                 found[name] = first[id(value)]
     return found
+
+
+def refuse_untied_weights(tied: Mapping[str, str], given: Mapping[str, Any], where: str) -> None:
+    """Raise where weights of one tensor of a network, given by all of its names, have different values.
+
+    Args:
+        tied: as `tied_names` gives it.
+        given: tensors by name.
+        where: the argument that holds them.
+    """
+    for name, first in tied.items():
+        one, other = given.get(first), given.get(name)
+        if not isinstance(one, Tensor) or not isinstance(other, Tensor):
+            continue
+        if one.shape != other.shape or not torch.equal(one, other.to(one)):
+            fix = "Untie them in the model too, before the problem is made of it"
+            raise InputError(f"equal values for {first} and {name}, one tensor here", "different ones", where, fix)
 
 
 def call_with_tensors(

@@ -162,7 +162,7 @@ class Problem:
             strange += remarks_on_linear_loss(self.loss, outputs, self._first_samples("train")[1])
             parts = [self.train] if self.test is None else [self.train, self.test]
             self.ranks = agreeing_ranks(shard, parts, [*self.params.values(), *self.buffers.values()])
-        self.initial = None if initial is None else initial_weights(initial, self.params)
+        self.initial = None if initial is None else initial_weights(initial, self.params, self._tied)
         read = [*reading_remarks(self.loss, outputs), *([MOVED] if self._unmoved else [])]
         # Kept with every table.
         self.remarks = (*doubts, *strange, *read, *remarks_on_wrappers(model), *remarks_on_frozen_weights(self.model))

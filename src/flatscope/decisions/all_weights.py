@@ -128,8 +128,8 @@ def write_into(model_params: Mapping[str, Tensor], place: WeightPlace, value: Te
 
 def refuse_other_model(params: Params, given: Mapping[str, Tensor], where: str) -> None:
     """Raise where a model's weights have other names or shapes than those that were looked at."""
-    for name, value in params.items():
-        shape = tuple(given[name].shape) if name in given else "none"
-        if shape != tuple(value.shape):
-            fix = "Pass the model that the problem was made of, or one of the same architecture"
-            raise InputError(f"{name} of shape {tuple(value.shape)}", str(shape), where=where, fix=fix)
+    fix = "Pass the model that the problem was made of, or one of the same architecture"
+    for name in {**params, **given}:
+        wanted, shape = (str(tuple(held[name].shape)) if name in held else "none" for held in (params, given))
+        if shape != wanted:
+            raise InputError(f"{name} of shape {wanted}", shape, where=where, fix=fix)

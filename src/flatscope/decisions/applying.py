@@ -29,7 +29,7 @@ from flatscope.formatting import readable_number
 from flatscope.input_checks import independent_copy
 from flatscope.isolation import own_settings
 from flatscope.network.layers import Layer
-from flatscope.params import Params, named_parameters
+from flatscope.params import Params, named_parameters, refuse_untied_weights, tied_names
 from flatscope.problem import Problem
 from flatscope.result import DRAWN, Result
 from flatscope.tensor_files import tensor_bytes
@@ -167,6 +167,7 @@ def apply_allocation(
 
 def _rounded_copy(model: nn.Module, moving: dict[str, int], rounding: str, problem: Problem) -> Rounded:
     copy = independent_copy(model).eval()
+    refuse_untied_weights(tied_names(problem.model), copy.state_dict(), "apply")
     refuse_other_model(problem.params, named_parameters(copy), "apply")
     base = _problem_with_weights_of(problem, copy)
     twin = Context(problem_with_all_weights_free(base).plain)

@@ -22,7 +22,7 @@ from flatscope.decisions.sample_means import NOTHING, SampleMeans, Uncertain
 from flatscope.errors import InputError, NotApplicable, differentiated_twice
 from flatscope.formatting import first_of_names, readable_number
 from flatscope.isolation import own_settings
-from flatscope.params import Params, norm, plain_names, tied_names
+from flatscope.params import Params, norm, plain_names, refuse_untied_weights, tied_names
 from flatscope.problem import Problem
 from flatscope.progress import progress_bar
 from flatscope.result import DrawnResult, checked_columns, columns_of, plain
@@ -252,6 +252,7 @@ def _new_weights_by_name(problem: Problem, new_weights: nn.Module | Mapping[str,
     else:
         raise InputError("a module or a state dict of tensors", type(new_weights).__name__, where="new_weights")
     by_name = plain_names(by_name)
+    refuse_untied_weights(tied_names(problem.model), by_name, "new_weights")
     missing = [name for name in problem.params if name not in by_name]
     extra = [name for name in by_name if name not in problem.params and name not in problem.buffers]
     extra = [name for name in extra if name not in tied_names(problem.model)]
@@ -285,7 +286,7 @@ def _changed_buffers(problem: Problem, given: Mapping[str, Tensor]) -> Params:
     return {
         name: given[name].to(value)
         for name, value in problem.buffers.items()
-        if name in given and value.is_floating_point() and not torch.allclose(given[name].to(value), value)
+        if name in given and value.is_floating_point() and not torch.equal(given[name].to(value), value)
     }
 
 

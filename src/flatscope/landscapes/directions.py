@@ -17,7 +17,7 @@ from flatscope.curvature.operators import Hessian
 from flatscope.curvature.spectrum import Wanted, extreme_eigenpairs
 from flatscope.errors import InputError
 from flatscope.input_checks import independent_copy
-from flatscope.params import Params, dot, flatten, named_parameters, norm, unflatten
+from flatscope.params import Params, dot, flatten, named_parameters, norm, refuse_untied_weights, tied_names, unflatten
 from flatscope.symmetries.basis_paths import PathCoordinates
 from flatscope.symmetries.folding import fold_batchnorm, has_batchnorm
 
@@ -186,6 +186,8 @@ def _folded_params(ctx: Context, template: nn.Module, other: Any) -> Params:
     if not isinstance(other, nn.Module | Mapping):
         raise InputError(f"one of {', '.join(NAMES)}, a module or a state dict", repr(other), where="directions")
     where = "directions, the other network"
+    given = other.state_dict() if isinstance(other, nn.Module) else other
+    refuse_untied_weights(tied_names(template), given, where)
     if isinstance(other, nn.Module):
         module = independent_copy(other)
     else:
