@@ -324,8 +324,14 @@ def _mixing() -> dict[str, list[Use]]:
         "linear": [Use(lambda x, w: functional.linear(x, w, VECTOR[:3]), weight=WEIGHT)],
         "embedding": [Use(looked_up, weight=WEIGHT)],
         "batch_norm": [Use(normalised, weight=VECTOR)],
-        "layer_norm": one(lambda x: functional.layer_norm(x, (4,))),
-        "rms_norm": one(lambda x: functional.rms_norm(x, (4,))),
+        "layer_norm": [
+            *one(lambda x: functional.layer_norm(x, (4,))),
+            Use(lambda x, weight: functional.layer_norm(x, (4,), weight), weight=VECTOR),
+        ],
+        "rms_norm": [
+            *one(lambda x: functional.rms_norm(x, (4,))),
+            Use(lambda x, weight: functional.rms_norm(x, (4,), weight), weight=VECTOR),
+        ],
         "local_response_norm": one(lambda x: functional.local_response_norm(x, 2, alpha=1.0), 4, 2),
         "softmax": one(lambda x: x.softmax(-1)),
         "log_softmax": one(lambda x: x.log_softmax(-1)),

@@ -57,7 +57,7 @@ def steepest_chord(use: Use) -> float:
     for value in torch.arange(step / 2 - 4, 4, step, dtype=flat.dtype):
         flat[0] = value
         made = [part for part in tensors_in(use(*shaped(use, flat.clone()))) if part.is_floating_point()]
-        results.append(torch.cat([part.double().flatten() for part in made]))
+        results.append(torch.cat([part.detach().double().flatten() for part in made]))
     if len({len(result) for result in results}) > 1:
         return 0.0
     return float((torch.stack(results[1:]) - torch.stack(results[:-1])).norm(dim=1).max()) / step

@@ -325,6 +325,31 @@ def test_branches_are_bounded() -> None:
         assert float(torch.linalg.matrix_norm(jacobian, 2)) <= bound
 
 
+class WrittenInPart(nn.Module):
+    """Half of the units are made small, then the other half is added to them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 4, bias=False), nn.Linear(4, 2, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x)
+        part = h[:, :2]
+        part.mul_(0.01)
+        part.add_(h[:, 2:])
+        return self.last(h)
+
+
+def test_a_part_that_was_written_to_twice_does_not_hide_the_rest() -> None:
+    tiny = _built("written in part", WrittenInPart(), (4,), 2, ())
+    with torch.no_grad():
+        tiny.model.first.weight.copy_(10 * torch.eye(4))
+        tiny.model.last.weight.copy_(torch.eye(2).repeat(1, 2))
+    jacobian = torch.autograd.functional.jacobian(lambda x: tiny.model(x[None])[0], tiny.x[0])
+    true = float(torch.linalg.matrix_norm(jacobian, 2))
+    assert true <= value_of(tiny.problem(), "lipschitz_l2") <= 1.1 * true
+
+
 @pytest.mark.parametrize("bad", [nn.LocalResponseNorm(2), nn.GroupNorm(1, 3), nn.Softmax(1)], ids=str)
 def test_what_has_no_known_constant_is_refused_by_name(bad: nn.Module) -> None:
     tiny = _built("bad", nn.Sequential(nn.Conv2d(2, 3, 1), bad, nn.Flatten(), nn.Linear(12, 2)), (2, 2, 2), 2, ())

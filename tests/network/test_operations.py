@@ -19,13 +19,12 @@ import pytest
 import torch
 from operation_examples import EXAMPLES, NAMES, SAMPLES, Use
 from operations_observed import drawn, free_components, observed, steepest_chord, tensors_and_directions
+from operations_with_parameters import Following, decided, multiplies, takes_vectors, writes_safely
 from torch import Tensor, nn
 
 from flatscope.errors import NotApplicable
-from flatscope.measures.lipschitz import Constants
 from flatscope.measures.path_norms import PathPass
 from flatscope.network import path_rules, scales, stretch_rules
-from flatscope.network.discontinuities import Discontinuities
 from flatscope.network.expansions import EXPANSIONS
 from flatscope.network.interception import LAYER_CALLS, Operation, tensors_in, watched
 from flatscope.network.linearity import _CUTS, Linearity
@@ -169,14 +168,6 @@ def _weights(use: Use) -> list[Tensor]:
     return [] if use.weight is None else [use.weight]
 
 
-class Following(Constants):
-    """The pass behind Lipschitz constants, on signals in the place of a network's input."""
-
-    def __init__(self, signals: list[Tensor]) -> None:
-        stretch_rules.Stretches.__init__(self, signals)
-        self.jumps, self._layers = Discontinuities(self._known, "no Lipschitz constant"), {}
-
-
 def stretch(name: str, use: Use) -> Iterator[str]:
     """The constant is an upper bound of how far the operation stretches, and not far from it."""
     signals = drawn(use, 0)
@@ -243,6 +234,9 @@ CHECKS: dict[str, Check] = {
     "identity": identity,
     "moves": moves,
     "kinks": kinks,
+    "takes_vectors": takes_vectors,
+    "multiplies": multiplies,
+    "writes_safely": writes_safely,
 }
 
 
@@ -409,9 +403,9 @@ def changes(name: str, meaning: Meaning) -> Iterator[tuple[str, str, Meaning]]:
             yield "paths", f"times {factor}", replace(meaning, paths=heavier(meaning.paths, factor))
     if _shows_kinks(name, [observed(use).slopes for use in EXAMPLES[name]]):
         yield "kinks", "the contrary", replace(meaning, kinks=not meaning.kinks)
-    for field in ("creates", "identity", "moves"):
-        if not (field == "moves" and meaning.identity):  # of what changes nothing both are true
-            yield field, "the contrary", replace(meaning, **{field: not getattr(meaning, field)})
+    told = ("creates", "identity", *(() if meaning.identity else ("moves",)))  # of what changes nothing both are true
+    for field in (*told, *decided(name)):
+        yield field, "the contrary", replace(meaning, **{field: not getattr(meaning, field)})
 
 
 def survivors(name: str) -> list[str]:

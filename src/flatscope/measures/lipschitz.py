@@ -153,15 +153,26 @@ class Constants(Stretches):
         else:
             self.refuse(op)
         if written:  # views of what was written to are written to as well
-            memory = {tensor.untyped_storage().data_ptr() for tensor in outcomes}
-            for tensor, before in self._known.items():
-                if tensor.untyped_storage().data_ptr() in memory:
-                    self._known[tensor] = max(before, constant)
+            self._note_written(outcomes, constant)
             for tensor in outcomes:
                 self.jumps.wrote(op, tensor)
         for tensor in outcomes:
             self._known[tensor] = constant
         return result
+
+    def _note_written(self, outcomes: list[Tensor], constant: float) -> None:
+        """Constants of the tensors that share memory with what was written to.
+
+        Of a part with at least the constant of the whole, what the operation adds to it is all that the whole gains.
+        Of a part that was made smaller before, the whole is made of what is left beside it and of the new part.
+        """
+        memory = {tensor.untyped_storage().data_ptr() for tensor in outcomes}
+        part = max((self._known[tensor] for tensor in outcomes if tensor in self._known), default=-math.inf)
+        for tensor, whole in self._known.items():
+            if tensor.untyped_storage().data_ptr() in memory:
+                larger, smaller = max(whole, constant), min(whole, constant)
+                beside = math.log1p(math.exp(2 * (smaller - larger))) / 2 if part < whole and larger > -math.inf else 0
+                self._known[tensor] = larger + beside
 
     def layer_norm(self, op: Operation, weight: Tensor) -> float:
         """Spectral norm of a layer, known already unless its weight is used in several places or computed."""

@@ -35,7 +35,7 @@ class Meaning:
     identity: bool = False  # whether it changes nothing but type, place or memory (dropout is off)
     moves: bool = False  # whether entries only change places, are repeated or dropped
     takes_vectors: bool = False  # whether a parameter may enter it as a shift, a scale or a constant
-    multiplies: bool = False  # whether it multiplies entry by entry
+    multiplies: bool = False  # whether that parameter then multiplies a signal
     writes_safely: bool = False  # whether bounds survive when it writes in place
 
 
@@ -45,7 +45,7 @@ MOVE = Meaning(scales.move, PIECES, path_rules.move, stretch_rules.move, moves=T
 KEEP = Meaning(scales.keep, PIECES, path_rules.same, stretch_rules.entrywise, writes_safely=True)
 SAME = replace(KEEP, identity=True)
 RECTIFY = replace(KEEP, kinks=True)
-CAST = replace(SAME, scale=scales.cast, paths=path_rules.cast, writes_safely=False)
+CAST = replace(SAME, scale=scales.cast, paths=path_rules.cast)
 LEAKY = replace(RECTIFY, paths=path_rules.leaky, stretch=stretch_rules.leaky)
 BEND = Meaning(scales.bend)
 CREATE = Meaning(scales.create, PIECES, creates=True)
@@ -57,13 +57,13 @@ ADD = Meaning(scales.add, PIECES, path_rules.add, stretch_rules.add, takes_vecto
 EXTREME = Meaning(scales.add, PIECES, path_rules.maximum, stretch_rules.maximum, kinks=True, takes_vectors=True)
 REDUCE = Meaning(scales.reduce, PIECES, path_rules.sum_paths, stretch_rules.sum_entries)
 BOUND = Meaning(scales.one_sided, PIECES, path_rules.one_sided, stretch_rules.entrywise, kinks=True)
-COMPARE = Meaning(scales.compare, PIECES)
+COMPARE = Meaning(scales.compare, PIECES, takes_vectors=True)
 MATRIX = Meaning(scales.matrix_product, PRODUCT, path_rules.matrix_product, stretch_rules.matrix_product)
 MULTIPLY = Meaning(
     scales.multiply, PRODUCT, path_rules.scale, stretch_rules.scale, takes_vectors=True, multiplies=True,
     writes_safely=True,
 )  # fmt: skip
-NORMALISE = Meaning(takes_vectors=True)  # a wall with a scale and a shift of its own
+NORMALISE = Meaning(takes_vectors=True, multiplies=True)  # a wall with a scale and a shift of its own
 
 
 def _each(names: str, meaning: Meaning) -> dict[str, Meaning]:
@@ -85,29 +85,31 @@ TABLE: dict[str, Meaning] = {
         MOVE,
     ),
     **_each("gather take_along_dim diagonal", replace(MOVE, scale=scales.choose)),
-    **_each("detach data", replace(MOVE, paths=path_rules.same, stretch=stretch_rules.entrywise, identity=True)),
+    **_each("detach data", replace(SAME, scale=scales.move)),
     **_each("setitem", replace(MOVE, scale=scales.set_item, paths=None, stretch=None)),
     **_each("pad", replace(MOVE, scale=scales.pad, paths=path_rules.pad_paths, moves=False)),
     **_each(
         "masked_fill",
-        replace(
-            MOVE, scale=scales.masked_fill, paths=path_rules.masked_fill, stretch=stretch_rules.entrywise, moves=False
-        ),
+        replace(KEEP, scale=scales.masked_fill, paths=path_rules.masked_fill, takes_vectors=True),
     ),
     **_each("relu abs", RECTIFY),
     **_each("neg", KEEP),
-    **_each("positive requires_grad alias", replace(SAME, writes_safely=False)),
-    **_each("dropout dropout1d dropout2d dropout3d alpha_dropout feature_dropout feature_alpha_dropout", SAME),
-    **_each("contiguous clone", replace(SAME, paths=path_rules.copied, writes_safely=False)),
-    **_each("to float double half bfloat16 type type_as cpu cuda", CAST),
+    **_each(
+        """positive requires_grad alias
+        dropout dropout1d dropout2d dropout3d alpha_dropout feature_dropout feature_alpha_dropout""",
+        SAME,
+    ),
+    **_each("contiguous clone", replace(SAME, paths=path_rules.copied)),
+    **_each("to float double half bfloat16 type cpu cuda", CAST),
+    **_each("type_as", replace(CAST, takes_vectors=True)),
     **_each("leaky_relu rrelu", LEAKY),
-    **_each("prelu", replace(LEAKY, scale=scales.prelu, linear=PRODUCT, takes_vectors=True, writes_safely=False)),
+    **_each("prelu", replace(LEAKY, scale=scales.prelu, linear=PRODUCT, takes_vectors=True, multiplies=True)),
     **_each("clamp clamp_min clamp_max", replace(BOUND, writes_safely=True)),
     **_each("threshold", replace(BOUND, scale=scales.threshold, stretch=None)),
     **_each("relu6 hardtanh", replace(BEND, linear=PIECES, slope=1.0, kinks=True, writes_safely=True)),
     **_each("softshrink", replace(BEND, linear=PIECES, slope=1.0, kinks=True)),
     **_each("hardshrink", replace(BEND, linear=PIECES, kinks=True)),
-    **{name: replace(BEND, slope=slope) for name, slope in SLOPES.items()},
+    **{name: replace(BEND, slope=slope, writes_safely=True) for name, slope in SLOPES.items()},
     **_each("elu celu mish exp expm1 log log1p sqrt rsqrt square pow rpow rdiv reciprocal erf", BEND),
     **_each("selu", replace(BEND, kinks=True)),
     **_each("sign", replace(BEND, linear=PIECES, kinks=True)),
@@ -138,7 +140,9 @@ TABLE: dict[str, Meaning] = {
     **_each("matmul", MATRIX),
     **dict.fromkeys(LAYER_CALLS, LAYER),
     **_each("embedding", replace(LAYER, paths=None, stretch=None)),
-    **_each("batch_norm", Meaning(None, PRODUCT, path_rules.batch_norm, stretch_rules.batch_norm, takes_vectors=True)),
+    **_each(
+        "batch_norm", replace(NORMALISE, linear=PRODUCT, paths=path_rules.batch_norm, stretch=stretch_rules.batch_norm)
+    ),
     **_each("layer_norm group_norm instance_norm rms_norm local_response_norm", NORMALISE),
     **_each("scaled_dot_product_attention", Meaning(scales.attention)),
     **_each("softmax log_softmax", Meaning()),
