@@ -419,6 +419,29 @@ def test_core_runs_from_the_source_without_optional_packages_or_metadata(tmp_pat
     assert (tmp_path / "r.html").stat().st_size > 1000
 
 
+# Who runs a network watched. Structure is recorded by `record`; values come from `Problem.forward` with rules. A trace
+# and folding run modules that are no problem's yet, and so does training.
+STARTS_A_WATCHED_PASS = {
+    "replay": {"problem", "training.fused_chain", "training.gpu_steps", "training.stacked_layers"},
+    "replay_for_structure": {"liveness", "pass_recording"},
+    "replayed_outputs": {"folding", "tracing"},
+    "record": {"normal_form", "problem", "structure"},
+    # Inside of a pass, for the operations of the loss, and for networks that are trained together.
+    "watched": {"checked_pass", "normal_form_pass", "pass_recording", "training.stacked_layers"},
+}
+
+
+def test_a_watched_pass_begins_in_few_places() -> None:
+    found: dict[str, set[str]] = {name: set() for name in STARTS_A_WATCHED_PASS}
+    for path in SOURCE.rglob("*.py"):
+        place = f"training.{path.stem}" if TRAINING_SOURCE in path.parents else path.stem
+        for node in ast.walk(tree_of(path)):
+            if isinstance(node, ast.ImportFrom) and str(node.module).startswith("flatscope.network."):
+                for name in found.keys() & {alias.name for alias in node.names}:
+                    found[name].add(place)
+    assert found == STARTS_A_WATCHED_PASS
+
+
 def numbers_of(tree: ast.Module) -> set[str]:
     """Names of a module's constants that are numbers, alone or in a row."""
     found = set[str]()

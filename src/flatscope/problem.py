@@ -255,9 +255,13 @@ class Problem:
         if shapes == tuple(tuple(part.shape[1:]) for part in tensors_of_inputs(self.example())):
             return self.structure.program
         if shapes not in self.facts.programs:
-            with own_settings():
-                self.facts.programs[shapes] = record(self.model, inputs, self.leaves()).program
+            self.facts.programs[shapes] = self.recorded(inputs)
         return self.facts.programs[shapes]
+
+    def recorded(self, inputs: Inputs) -> Program:
+        """The program of one pass of these samples, recorded anew."""
+        with own_settings():
+            return record(self.model, inputs, self.leaves()).program
 
     def _read_network(self, check: SteadyOutputs) -> None:
         """Read the network, which from then on runs in plain words; refuse one that is no function of each sample."""

@@ -8,7 +8,6 @@ from flatscope.isolation import own_settings
 from flatscope.network.layers import Network, read_layers
 from flatscope.network.normal_form import not_covered
 from flatscope.network.parameter_uses import idle_parameters
-from flatscope.network.pass_recording import record
 from flatscope.network.program import Program
 from flatscope.network.structure import Structure, record_structure
 from flatscope.network.tracing import trace
@@ -55,7 +54,7 @@ def _read_layers(problem: Problem, marked: tuple[tuple[str, str], ...], idle: fr
 
     def passes() -> Iterator[Program]:
         for inputs, _ in problem.batches():
-            yield record(problem.model, inputs, problem.leaves()).program
+            yield problem.recorded(inputs)
 
     known = dict(marked)
     sought = {name for name in problem.trainable if problem.params[name].ndim > 1} - known.keys() - idle

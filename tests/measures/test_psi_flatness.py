@@ -180,7 +180,7 @@ def test_an_input_of_exactly_zero_that_can_move_leaves_no_radius() -> None:
     model[0].weight.data[1] = torch.tensor([1.0, 1.0, 0.2], dtype=torch.float64)
     for x, share in ((torch.tensor([[1.0, -1.0, 0.0]]), 0.0), (torch.zeros(1, 3), 1.0)):
         ctx = Context(Tiny("zero", model, x.double(), torch.tensor([0]), ("0", "2")).problem())
-        certificate = ActivationCertificate(model, path_coordinates(ctx, "max_product"))
+        certificate = ActivationCertificate(ctx.problem, path_coordinates(ctx, "max_product"))
         high = 0.5 * certificate.limit
         assert certificate.radius(x, high) == (share * high, 1)
 

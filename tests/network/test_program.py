@@ -53,6 +53,20 @@ def test_a_write_in_place_makes_a_new_slot_of_the_same_memory() -> None:
     assert multiplied.reads == linear.results
 
 
+@pytest.mark.parametrize(
+    ("between", "moved", "behind"),
+    [
+        (torch.relu, "first.weight", ["relu", "linear"]),
+        (lambda h: h.detach(), "first.weight", ["detach", "linear"]),
+        (lambda h: h.mul_(2), "first.bias", ["mul", "linear"]),
+        (torch.relu, "last.weight", []),
+    ],
+)
+def test_what_stands_behind_a_parameter(between: Any, moved: str, behind: list[str]) -> None:
+    program = recorded(Net(between), X)
+    assert [program.steps[number].name for number in sorted(program.behind([moved]))] == behind
+
+
 def test_a_write_that_only_the_tensor_tells() -> None:
     """`relu(h, inplace=True)` has no mark in its name."""
     program = recorded(Net(lambda h: functional.relu(h, inplace=True)), X)

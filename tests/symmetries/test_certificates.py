@@ -191,7 +191,7 @@ def test_a_radius_holds_however_units_are_moved(way: str, seed: int) -> None:
     radii = []
     for between in WAYS[way]:
         problem = fs.Problem(Reordered(between).double().eval(), train=(x, torch.arange(20) % 2))
-        certificate = ActivationCertificate(problem.model, path_coordinates(fs.Context(problem), "max_product"))
+        certificate = ActivationCertificate(problem, path_coordinates(fs.Context(problem), "max_product"))
         radii.append(certificate.radius(x, 0.5 * certificate.limit)[0])
     assert 0.1 * radii[1] <= radii[0] <= radii[1] * (1 + 1e-9)
     assert way != "by index" or radii[0] == pytest.approx(radii[1], rel=1e-9)
@@ -204,7 +204,7 @@ def test_a_radius_at_which_a_relu_changes_is_not_given() -> None:
     assert radius > 0
     ctx = fs.Context(problem)
     paths = path_coordinates(ctx, "max_product")
-    certificate = ActivationCertificate(problem.model, paths)
+    certificate = ActivationCertificate(problem, paths)
     attack = functools.partial(certificate.refuse_if_broken, paths, problem.example(32))
     attack(radius, torch.Generator().manual_seed(0))
     with pytest.raises(NotApplicable, match="a perturbation of that length"):

@@ -20,7 +20,7 @@ from flatscope.curvature.coverage import not_covered_by_columns
 from flatscope.errors import InputError, NotApplicable
 from flatscope.generalization_bounds.pac_bayes import loss_constant
 from flatscope.measures.psi_flatness import certified_radius, path_coordinates
-from flatscope.network.interception import Operation, replay
+from flatscope.network.interception import Operation
 from flatscope.registry import PATH_SYMMETRIES, Value, bound
 from flatscope.samples import as_rows
 from flatscope.sampling import draw_until_precise
@@ -354,7 +354,7 @@ def _input_norms(ctx: Context, paths: PathCoordinates) -> list[float]:
     double_ctx = ctx.in_double()
     with torch.no_grad():
         for inputs, targets in double_ctx.batches():
-            outputs = as_rows(replay(double_ctx.problem.model, inputs, note, params))
+            outputs = as_rows(double_ctx.problem.forward(inputs, params, rules=[note]))
             _refuse_larger_networks((outputs - below[0]).abs(), torch.zeros_like(outputs), "what the last layer gives")
             ctx.charge_passes("forward", len(targets))
     return norms

@@ -25,7 +25,7 @@ from flatscope.measures.margin_search import estimated_distances, linear_distanc
 from flatscope.network.interception import Operation
 from flatscope.progress import progress_bar
 from flatscope.registry import FUNCTION_SYMMETRIES, Value, measure
-from flatscope.samples import as_rows, output_tensor
+from flatscope.samples import as_rows
 from flatscope.sampling import refuse_out_of_time, time_is_over
 
 Part = Literal["train", "test"]
@@ -243,7 +243,7 @@ def _pair_constants(ctx: Context) -> Tensor | str:
         return result
 
     try:
-        outputs = output_tensor(following.run(watch))
+        outputs = following.run(watch)
         refuse_broken_constant(ctx, following.log_constant(outputs), 2, "geometric_margin")
     except NotApplicable as problem:
         return f"no certified lower end: {problem}"

@@ -15,14 +15,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import get_gradient_edge
 
 from flatscope.context import Context, sample_margins
 from flatscope.curvature.memory import allowed
 from flatscope.curvature.operators import activations, batch_size
 from flatscope.errors import InputError, NotApplicable, UnknownNameError, refuse_unknown
 from flatscope.network.interception import LAYER_CALLS, Operation
-from flatscope.network.layer_uses import LayerRecorder, LayerUse
+from flatscope.network.layer_uses import LayerUse
+from flatscope.network.program import Slot
 from flatscope.params import Params, count_scalars, vectorised_over_points
 from flatscope.perturbation import FEW_SAMPLES, KEPT_BYTES, STACK_BYTES, agree_to_rounding, stacked_call_agrees
 from flatscope.samples import Inputs, slice_inputs, tensors_of_inputs
@@ -277,25 +277,25 @@ def lines_at_once(ctx: Context, moved: tuple[str, ...]) -> int:
 
 
 def layers_before_any_moved_weight(ctx: Context, *, moved: tuple[str, ...]) -> Ahead:
-    """The layers whose answer to w + rδ is known for all r from two evaluations; found on one forward pass."""
-    params = {n: v.detach().requires_grad_() if n in moved else v.detach() for n, v in ctx.params.items()}
-    recorder = LayerRecorder(params)
-    with torch.enable_grad():
-        outputs = ctx.forward(ctx.problem.example(), params, [recorder.follow])
-    counts = Counter(name for use in recorder.of_layers for name in (use.weight, use.bias) if name)
-    uses = [use for use in recorder.of_layers if _layer_is_ahead(use, moved, counts)]
+    """The layers whose answer to w + rδ is known for all r from two evaluations; read off the record."""
+    program = ctx.structure.program
+    of_layers = [use for use in program.layer_uses() if use.kind != "batchnorm"]
+    counts, behind = (
+        Counter(name for use in of_layers for name in (use.weight, use.bias) if name),
+        program.behind(moved),
+    )
+    uses = [use for use in of_layers if use.step not in behind and _layer_may_be_ahead(use, moved, counts)]
     size = torch.finfo(ctx.problem.dtype).bits // 8
     per_sample = sum(torch.Size(use.output_shape[1:]).numel() for use in uses)
-    end = get_gradient_edge(outputs).node if outputs.requires_grad else None
-    last = len(uses) == 1 and uses[0].edge is not None and uses[0].edge.node is end
+    last = len(uses) == 1 and program.output in program.steps[uses[0].step].results
     layers = tuple((use.weight, use.bias if use.bias in moved else None) for use in uses)
     return Ahead(layers, size * per_sample * ctx.problem.n_train, last)
 
 
-def _layer_is_ahead(use: LayerUse[Tensor], moved: tuple[str, ...], counts: Counter[str]) -> bool:
+def _layer_may_be_ahead(use: LayerUse[Slot], moved: tuple[str, ...], counts: Counter[str]) -> bool:
     moves = use.weight in moved or use.bias in moved
     once = counts[use.weight] == 1 and (use.bias is None or counts[use.bias] == 1)
-    return moves and once and not (use.opaque or use.masked or use.kind == "lookup" or use.input.requires_grad)
+    return moves and once and not (use.opaque or use.masked or use.kind == "lookup")
 
 
 def _fits_into_memory(ctx: Context, ahead: Ahead) -> bool:

@@ -21,7 +21,7 @@ from flatscope.measures.margins import positive_margin, value_from_logarithm
 from flatscope.measures.path_norms import log_gradient_bound
 from flatscope.measures.sample_kinds import free_inputs, kinds_of_samples
 from flatscope.network.discontinuities import Discontinuities
-from flatscope.network.interception import Operation, OperationRule, replay, tensors_in
+from flatscope.network.interception import Operation, OperationRule, tensors_in
 from flatscope.network.layer_uses import LayerUse
 from flatscope.network.layers import Layer
 from flatscope.network.operations import TABLE
@@ -29,7 +29,7 @@ from flatscope.network.program import Slot
 from flatscope.network.singular_values import Check, matrix_norm, operator_norm
 from flatscope.network.stretch_rules import Stretches, entrywise
 from flatscope.registry import PATH_SYMMETRIES, Value, measure
-from flatscope.samples import Inputs, output_tensor, tensors_of_inputs
+from flatscope.samples import Inputs, tensors_of_inputs
 from flatscope.sampling import refuse_out_of_time
 
 _of_distances = partial(measure, paper="neyshabur2017", equation="Section 2.3", on_folded=True)
@@ -100,12 +100,11 @@ def log_constant(ctx: Context) -> float:
 
 def _log_constant_of(ctx: Context, inputs: Inputs) -> float:
     following = Constants(ctx, inputs)
-    outputs = output_tensor(following.run(following.follow))
-    return following.log_constant(outputs)
+    return following.log_constant(following.run(following.follow))
 
 
 class Constants(Stretches):
-    """A rule for `replay` that follows ℓ2 Lipschitz constants, as logarithms, through a network.
+    """A rule for `Problem.forward` that follows ℓ2 Lipschitz constants, as logarithms, through a network.
 
     Args:
         ctx: the network.
@@ -119,17 +118,16 @@ class Constants(Stretches):
         self._params = {name: value.detach() for name, value in ctx.params.items()}
         self._layers = {id(self._params[layer.weight]): layer.name for layer in ctx.network if layer.uses == 1}
 
-    def run(self, rule: OperationRule) -> Any:
-        """Run the network with this rule, or one that calls it; the output is one that the input moves by a rule."""
+    def run(self, rule: OperationRule) -> Tensor:
+        """Outputs of the network with this rule, or one that calls it; the input moves them by a rule."""
         with torch.enable_grad():  # what has a gradient and is not known comes from what was not seen
-            raw = replay(self.ctx.problem.model, self.inputs, rule, self._params)
-        outputs = output_tensor(raw)
+            outputs = self.ctx.problem.forward(self.inputs, self._params, rules=[rule])
         self.jumps.refuse_outputs(outputs)
         if not self.knows(outputs):
             raise NotApplicable(
                 "distances begin at inputs of real numbers; this network reads whole numbers, such as words"
             )
-        return raw
+        return outputs
 
     def follow(self, op: Operation) -> Any:
         """Run one operation and bound what it does."""

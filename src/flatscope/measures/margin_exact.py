@@ -20,9 +20,9 @@ from torch import Tensor
 from flatscope.context import Context
 from flatscope.errors import NotApplicable
 from flatscope.network.discontinuities import Discontinuities
-from flatscope.network.interception import LAYER_CALLS, Operation, replay, tensors_in
+from flatscope.network.interception import LAYER_CALLS, Operation, tensors_in
 from flatscope.network.operations import TABLE
-from flatscope.samples import as_rows, output_tensor
+from flatscope.samples import as_rows
 
 Floats = npt.NDArray[np.float64]
 MOST_UNITS = 10
@@ -98,19 +98,19 @@ def _matrix_and_offset(values: Tensor) -> tuple[Floats, Floats]:
 
 
 def _run_through_reader(ctx: Context, inputs: Tensor, reader: _Reader) -> Tensor:
-    state = {
-        name: value.double() if value.is_floating_point() else value
-        for name, value in {**ctx.params, **ctx.problem.buffers}.items()
-    }
+    params, buffers = (
+        {name: value.double() if value.is_floating_point() else value for name, value in values.items()}
+        for values in (ctx.params, ctx.problem.buffers)
+    )
     reader.follow_tensor(inputs)
     with torch.no_grad():
-        outputs = output_tensor(replay(ctx.problem.model, inputs, reader.follow, state))
+        outputs = ctx.problem.forward(inputs, params, buffers, [reader.follow])
     reader.jumps.refuse_outputs(outputs)
     return outputs
 
 
 class _Reader:
-    """A rule for `replay` that accepts affine operations and one layer of ReLUs, and refuses all else.
+    """A rule for `Problem.forward` that accepts affine operations and one layer of ReLUs, and refuses all else.
 
     Args:
         answers: what the layer of ReLUs is to give, whatever it receives.

@@ -19,12 +19,11 @@ from flatscope.errors import InputError, NotApplicable
 from flatscope.measures.margins import declare_in_forms, value_from_logarithm
 from flatscope.measures.sample_kinds import kinds_of_samples
 from flatscope.network.discontinuities import Discontinuities
-from flatscope.network.interception import Operation, replay, tensors_in
+from flatscope.network.interception import Operation, tensors_in
 from flatscope.network.operations import TABLE
 from flatscope.network.path_rules import Paths, same
-from flatscope.params import independent_module_copy
 from flatscope.registry import PATH_SYMMETRIES, Value, measure
-from flatscope.samples import map_inputs, output_tensor
+from flatscope.samples import map_inputs
 
 Over = Literal["sum", "max"]
 _norm_of_paths = partial(
@@ -109,8 +108,8 @@ def log_gradient_bound(ctx: Context) -> float:
 
 
 def _passes_over_paths(ctx: Context, p: float, pooling: str, biases: bool, curves: bool) -> list[Tensor]:
-    model = independent_module_copy(ctx.problem.model).double()
-    params = {name: v.detach().double() if v.is_floating_point() else v for name, v in ctx.params.items()}
+    double = ctx.in_double()
+    params = {name: value.detach() for name, value in double.params.items()}
     sums = []
     for kind in kinds_of_samples(ctx):
         passing = PathPass(p, pooling, biases, curves)
@@ -121,7 +120,7 @@ def _passes_over_paths(ctx: Context, p: float, pooling: str, biases: bool, curve
             return passing.start(torch.ones_like(part, dtype=torch.float64).requires_grad_().clone())
 
         with torch.enable_grad():  # what has a gradient and is not known comes from what was not seen
-            outputs = output_tensor(replay(model, map_inputs(kind, ones), passing.follow, params))
+            outputs = double.problem.forward(map_inputs(kind, ones), params, rules=[passing.follow])
         passing.jumps.refuse_outputs(outputs)
         if not passing.knows(outputs):
             raise NotApplicable(
@@ -133,7 +132,7 @@ def _passes_over_paths(ctx: Context, p: float, pooling: str, biases: bool, curve
 
 
 class PathPass(Paths):
-    """A rule for `replay` that lets sums over paths travel through a network; arguments as of `Paths`."""
+    """A rule for `Problem.forward` that lets sums over paths travel through a network; arguments as of `Paths`."""
 
     def __init__(self, p: float, pooling: str = "max", biases: bool = True, curves: bool = False) -> None:
         super().__init__(p, pooling, biases, curves)

@@ -321,7 +321,7 @@ def psi_activation_radius(ctx: Context, *, rule: str = "max_product") -> Value:
 def certified_radius(ctx: Context, rule: str) -> float:
     """The largest radius that the certificate allows: the smallest over batches."""
     paths = ctx.cached(path_coordinates, rule=rule)
-    certificate = ActivationCertificate(ctx.problem.model, paths)
+    certificate = ActivationCertificate(ctx.problem, paths)
     radius = certificate.limit * (1 - 1e-12)
     for inputs, targets in ctx.batches():
         radius, runs = certificate.radius(inputs, radius)

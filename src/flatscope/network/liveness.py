@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from flatscope.network.interception import Operation, address_of, is_question, replay, with_tensors
+from flatscope.network.interception import Operation, address_of, is_question, replay_for_structure, with_tensors
 from flatscope.network.normal_form_pass import seen_inside
 from flatscope.network.passes import graph_nodes
 from flatscope.network.program import NO_MEMORY, Dead, Program, Slot
@@ -94,7 +94,7 @@ def _is_the_same_without(
             twin = independent_module_copy(model)
             rule = _Spoiling(spoilt).follow
             with seen_inside(twin, lambda _, rule=rule: rule):  # type: ignore[misc]
-                ends.append(outputs(replay(twin, copied_inputs(example), [])))
+                ends.append(outputs(replay_for_structure(twin, copied_inputs(example), [])))
     except Exception:  # the network looks at its own values
         return False
     return all(torch.equal(one, other) for one, other in zip(*ends, strict=True))

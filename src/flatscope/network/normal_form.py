@@ -85,11 +85,12 @@ def _uses_of_passes(twin: nn.Module, examples: Iterator[Inputs], trainable: set[
 
 
 def _add_uses(twin: nn.Module, example: Inputs, seen: UsesOfPasses) -> None:
-    params: Params = dict(twin.named_parameters())
-    uses = record(twin, example, params, seen.constants).uses()
+    uses = record(twin, example, dict(twin.named_parameters()), seen.constants).uses()
     if uses.rows and not seen.constants:
-        seen.constants, uses = True, record(twin, example, params, constants=True).uses()
-    seen.batches.append(uses)
+        seen.constants = True
+        _add_uses(twin, example, seen)
+    else:
+        seen.batches.append(uses)
 
 
 def not_covered_as_it_is(model: nn.Module, seen: UsesOfPasses, trainable: set[str]) -> dict[str, str] | None:

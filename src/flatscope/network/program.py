@@ -7,7 +7,7 @@ over the steps. The record holds no tensors: numbers that depend on values need 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -97,6 +97,21 @@ class Program:
                 if role is not None:
                     found[role.parameter] = f"{step.place} inside torch.func"
         return found
+
+    def behind(self, names: Collection[str]) -> frozenset[int]:
+        """Numbers of the steps that read what these parameters have a part in, beside the parameters themselves."""
+        own = set(self.parameters.values())
+        made = own | {slot.memory for slot in self.inputs}
+        moved, reached, found = {self.parameters[name] for name in names}, set[int](), set[int]()
+        for step in self.steps:
+            reads = {slot.memory for slot in step.reads}
+            if reads & reached or any(slot.requires_grad and slot.memory not in made for slot in step.reads):
+                found.add(step.index)
+            outcomes = {slot.memory for slot in (*step.results, *([step.written] if step.written else []))}
+            made |= outcomes
+            if step.index in found or reads & moved:
+                reached |= outcomes - own  # a view of a parameter is that parameter
+        return frozenset(found)
 
     def has_hidden_parts(self) -> bool:
         """True where a step reads, or the output is, what depends on parameters and no step has made."""

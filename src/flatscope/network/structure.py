@@ -72,7 +72,13 @@ def two_orders(inputs: Inputs) -> tuple[Inputs, Inputs]:
 
 def record_structure(model: nn.Module, inputs: Inputs, params: Params) -> Structure:
     """Run a network on some samples, and on the same in reverse and one more, and record both passes."""
-    return structure_of(*(record(model, samples, params) for samples in two_orders(inputs)))
+    return structure_of(*_two_passes(model, inputs, params))
+
+
+def _two_passes(model: nn.Module, inputs: Inputs, params: Params) -> tuple[Recording, Recording]:
+    """Recordings of some samples, and of the same in reverse and one more."""
+    some, reverse = two_orders(inputs)
+    return record(model, some, params), record(model, reverse, params)
 
 
 def structure_of(first: Recording, other: Recording) -> Structure:
@@ -139,7 +145,7 @@ def first_reading(
         others: all samples, read where some of them may take another way.
         uneven: whether samples have several shapes.
     """
-    first, other = (record(model, samples, params) for samples in two_orders(inputs))
+    first, other = _two_passes(model, inputs, params)
     choice = choice_in(first.calls())
     decided = uneven or bool(choice)
     dead = (

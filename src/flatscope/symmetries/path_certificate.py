@@ -23,10 +23,11 @@ from torch import Generator, Tensor, nn
 from flatscope.errors import NotApplicable
 from flatscope.limits import STANDARD
 from flatscope.network.discontinuities import Discontinuities
-from flatscope.network.interception import LAYER_CALLS, Operation, address_of, replay, tensors_in, with_tensors
+from flatscope.network.interception import LAYER_CALLS, Operation, address_of, tensors_in, with_tensors
 from flatscope.network.layer_uses import Roles
 from flatscope.network.operations import TABLE
-from flatscope.params import Params, count_scalars, independent_module_copy, vectorised_over_points
+from flatscope.params import Params, count_scalars, vectorised_over_points
+from flatscope.problem import Problem
 from flatscope.samples import Inputs, copied_inputs, inputs_on_device
 from flatscope.symmetries.basis_paths import PathCoordinates
 from flatscope.symmetries.scaling import rescaled_params
@@ -40,15 +41,15 @@ class ActivationCertificate:
     """For one network: whether perturbations of a given size can change the state of any ReLU on given inputs.
 
     Args:
-        model: the network, without BatchNorm; copied to float64.
+        problem: the network, without BatchNorm; it runs in float64.
         coordinates: its basis paths, at the weights in question.
     """
 
-    def __init__(self, model: nn.Module, coordinates: PathCoordinates) -> None:
+    def __init__(self, problem: Problem, coordinates: PathCoordinates) -> None:
         if coordinates.graph.not_covered:
             name, what = next(iter(coordinates.graph.not_covered.items()))
             raise NotApplicable(f"needs a network of layers and ReLUs; {name} is used by {what}")
-        self._model = independent_module_copy(model).double().eval()
+        self.problem = problem.in_double()
         double = {name: value.double() for name, value in coordinates.params.items()}
         suffixes = coordinates.suffix.log[1:].exp()
         self.params = rescaled_params(coordinates.graph, double, suffixes)
@@ -132,7 +133,7 @@ class ActivationCertificate:
             return op.run()
 
         with torch.no_grad():
-            replay(self._model, copied_inputs(inputs), look, params)
+            self.problem.forward(copied_inputs(inputs), params, rules=[look])
         return tuple(states)
 
 
@@ -161,7 +162,7 @@ class _Movements:
         self._steps: list[Callable[[], None]] = []
         self._states = 0
         with torch.enable_grad():  # what has a gradient and is not known comes from what was not seen
-            replay(of._model, inputs, self._follow, params)
+            of.problem.forward(inputs, params, rules=[self._follow])
         if not self._states:
             raise NotApplicable("needs a network with ReLUs; this one has none")
 
