@@ -20,6 +20,7 @@ from flatscope.measuring import plan_of_measures
 from flatscope.network.layers import Layer
 from flatscope.network.linearity import choice_in
 from flatscope.network.normal_form import made_of
+from flatscope.network.not_covered import NotCovered
 from flatscope.network.program import Program
 from flatscope.network.tracing import trace
 from flatscope.network.units import Graph, GraphLayer
@@ -92,7 +93,7 @@ class Explanation(Result):
         meta = self.meta
         lines = [meta["layers"], meta["units"], self._ways_in_words()]
         if meta["not_covered"]:
-            named = first_of_names([f"{name} (read by {place})" for name, place in meta["not_covered"].items()], SHOWN)
+            named = NotCovered(meta["not_covered"]).in_words(SHOWN)
             lines.append(f"Sums over layers are refused: no recognised layer has {named}.")
         return [*lines, meta["plan"]]
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from flatscope.isolation import own_settings
 from flatscope.network.layers import Network, read_layers
 from flatscope.network.normal_form import not_covered
+from flatscope.network.not_covered import NotCovered
 from flatscope.network.parameter_uses import idle_parameters
 from flatscope.network.program import Program
 from flatscope.network.structure import Structure, record_structure
@@ -48,7 +49,7 @@ def _read_layers(problem: Problem, marked: tuple[tuple[str, str], ...], idle: fr
 
     Args:
         problem: with the network.
-        marked: trainable matrices that are known to take part in no layer, with the operation that reads them.
+        marked: trainable matrices that are known to take part in no layer, with reasons.
         idle: parameters that do not reach the outputs.
     """
 
@@ -56,6 +57,6 @@ def _read_layers(problem: Problem, marked: tuple[tuple[str, str], ...], idle: fr
         for inputs, _ in problem.batches():
             yield problem.recorded(inputs)
 
-    known = dict(marked)
+    known = NotCovered(marked)
     sought = {name for name in problem.trainable if problem.params[name].ndim > 1} - known.keys() - idle
     return read_layers(problem.structure, passes, dict(problem.model.named_modules()), sought, known)

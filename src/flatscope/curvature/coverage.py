@@ -17,13 +17,14 @@ from torch import Tensor
 from flatscope.context import Context
 from flatscope.curvature.checked_pass import SharedPass
 from flatscope.curvature.curved_operations import NO_PLACES, CurvedRecorder, find_curved_places
-from flatscope.curvature.hessian_check import disagreeing_parameters
+from flatscope.curvature.hessian_check import not_covered_by_numbers
 from flatscope.curvature.memory import plan_for
 from flatscope.curvature.patches import weight_gradients
 from flatscope.curvature.per_sample_gradients import Flow, matrices, scale_gradients, vector_gradients
 from flatscope.curvature.second_derivative import refuse_wrong_second_derivative
 from flatscope.network.layer_uses import LayerRecorder, LayerUse
 from flatscope.network.linearity import Linearity
+from flatscope.network.not_covered import NotCovered
 from flatscope.network.pass_recording import in_parts
 from flatscope.network.structure import Structure
 from flatscope.params import Params, add_to
@@ -35,9 +36,9 @@ from flatscope.samples import Inputs, tensors_of_inputs
 class LayerUseCoverage:
     """Uses of the parameters in recorded passes."""
 
-    curved: dict[str, str]  # those in which the outputs are not piecewise linear, with reasons
+    curved: NotCovered  # those in which the outputs are not piecewise linear
     uses: Counter[str]  # how often a pass uses each of them in a layer
-    not_covered: dict[str, str]  # those whose gradients of single samples the layers' uses do not give, with reasons
+    not_covered: NotCovered  # those whose gradients of single samples the layers' uses do not give
     rows: dict[str, list[float]]  # rows of the input for each sample, in every use of a weight or bias
 
 
@@ -53,11 +54,12 @@ def coverage_by_layer_uses(ctx: Context) -> LayerUseCoverage:
     for inputs, _ in ctx.batches(size=size):
         more = _coverage_of(recorded_structure(ctx.problem, inputs), ctx.problem.trainable)
         like = alike.setdefault(tuple(part.shape[1:] for part in tensors_of_inputs(inputs)), more)
-        other = [name for name in like.rows | more.rows if like.rows.get(name) != more.rows.get(name)]
+        names = [name for name in like.rows | more.rows if like.rows.get(name) != more.rows.get(name)]
+        changing = NotCovered(dict.fromkeys(names, "not every sample passes it in the same way"))
         found = LayerUseCoverage(
             more.curved | found.curved,
             more.uses | found.uses,  # the larger count of each
-            dict.fromkeys(other, "not every sample passes it in the same way") | more.not_covered | found.not_covered,
+            changing | more.not_covered | found.not_covered,
             more.rows,
         )
     ctx.charge_passes("forward", 2 * ctx.problem.n_train)
@@ -67,7 +69,7 @@ def coverage_by_layer_uses(ctx: Context) -> LayerUseCoverage:
 def _coverage_of(structure: Structure, names: Iterable[str]) -> LayerUseCoverage:
     program, axes = structure.program, structure.axes
     linearity = Linearity(program, names)
-    found: dict[str, str] = {}
+    found = NotCovered()
     rows: dict[str, list[float]] = {}
     for use in program.layer_uses():
         for name in (use.weight, use.bias):
@@ -76,32 +78,31 @@ def _coverage_of(structure: Structure, names: Iterable[str]) -> LayerUseCoverage
             length = use.input.shape[axes.get(use.weight, 0)] if use.input.shape else 1
             rows.setdefault(name, []).append(length / program.n_samples)
             if not use.follows and name in linearity.reached:
-                found.setdefault(name, "used inside an operation that cannot be followed")
+                found.note(name, "used inside an operation that cannot be followed")
             if use.kind == "lookup":
-                found.setdefault(name, "a lookup")
+                found.note(name, "a lookup")
             if use.opaque:
-                found.setdefault(name, "used through a view of it")
+                found.note(name, "used through a view of it")
             if use.masked and name == use.weight:
-                found.setdefault(name, "a mask holds some of its entries at zero")
+                found.note(name, "a mask holds some of its entries at zero")
             if use.weight in structure.mixing:
-                found.setdefault(name, "its input does not have the samples as its first axis")
+                found.note(name, "its input does not have the samples as its first axis")
     for name, uses in rows.items():
         if linearity.reads[name] > len(uses):
-            found.setdefault(name, "also used outside of its layer")
+            found.note(name, "also used outside of its layer")
     for name in linearity.reached - rows.keys():  # what the outputs do not depend on has no curvature
-        found.setdefault(name, "not the weight, bias or BatchNorm parameter of a layer")
+        found.note(name, "not the weight, bias or BatchNorm parameter of a layer")
     uses_of_each = Counter({name: len(uses) for name, uses in rows.items()})
     return LayerUseCoverage(linearity.curved, uses_of_each, found, rows)
 
 
-def not_covered_by_record(ctx: Context) -> dict[str, str]:
-    """{parameter: reason} for trainable parameters whose per-sample gradients the sweep cannot form."""
-    found = ctx.structural(coverage_by_layer_uses).not_covered
-    return {name: found[name] for name in ctx.problem.trainable if name in found}
+def not_covered_by_record(ctx: Context) -> NotCovered:
+    """Trainable parameters whose per-sample gradients the sweep cannot form."""
+    return ctx.structural(coverage_by_layer_uses).not_covered.among(ctx.problem.trainable)
 
 
-def not_covered_by_columns(ctx: Context, at_curved: bool = False) -> dict[str, str]:
-    """{parameter: reason} for trainable parameters whose Hessian block the sweep does not give.
+def not_covered_by_columns(ctx: Context, at_curved: bool = False) -> NotCovered:
+    """Trainable parameters whose Hessian block the sweep does not give.
 
     By the program, then by what the sweep can form at all, then by a numerical probe.
 
@@ -112,13 +113,13 @@ def not_covered_by_columns(ctx: Context, at_curved: bool = False) -> dict[str, s
     shared = SharedPass(ctx)
     refuse_wrong_second_derivative(ctx, shared)
     found = ctx.structural(coverage_by_layer_uses)
-    curved = {} if at_curved else dict(found.curved)
+    not_covered = NotCovered() if at_curved else NotCovered(found.curved)
     for name, times in found.uses.items():
         if times > 1:
-            curved.setdefault(name, f"{name} is used {times} times")
-    curved = {**not_covered_by_record(ctx), **curved}
-    curved |= disagreeing_parameters(shared, curved, ctx.structural(find_curved_places) if at_curved else NO_PLACES)
-    return {name: curved[name] for name in ctx.problem.trainable if name in curved}
+            not_covered.note(name, f"{name} is used {times} times")
+    not_covered = not_covered_by_record(ctx) | not_covered
+    places = ctx.structural(find_curved_places) if at_curved else NO_PLACES
+    return (not_covered | not_covered_by_numbers(shared, not_covered, places)).among(ctx.problem.trainable)
 
 
 def recorded_forward(
@@ -157,8 +158,8 @@ def by_weight(uses: list[LayerUse[Tensor]]) -> ByWeight:
     return list(found.values())
 
 
-def not_covered_by_uses(ctx: Context) -> dict[str, str]:
-    """{parameter: reason} for trainable parameters whose gradients the recorded layers do not give."""
+def not_covered_by_uses(ctx: Context) -> NotCovered:
+    """Trainable parameters whose gradients the recorded layers do not give."""
     inputs, _ = next(iter(ctx.batches(size=CHECKED_SAMPLES)))
     leaves, outputs, uses = recorded_forward(ctx, inputs)
     column = torch.randn(outputs.shape, generator=ctx.generator("check of recorded gradients"), dtype=torch.float64)
@@ -170,7 +171,7 @@ def not_covered_by_uses(ctx: Context) -> dict[str, str]:
     eps = torch.finfo(outputs.dtype).eps
     lengths = [0.0 if gradient is None else float(gradient.norm()) for gradient in given]
     least = 10 * eps * max(lengths, default=0.0)  # some are zero but for rounding, as of a bias of attention's keys
-    not_covered = {}
+    not_covered = NotCovered()
     for name, gradient, length in zip(leaves, given, lengths, strict=True):
         if gradient is None or name in known:  # the outputs do not depend on it, or it is known already
             continue

@@ -18,6 +18,7 @@ from flatscope.curvature.output_hessian import output_root
 from flatscope.curvature.patches import input_matrix, normalised, output_matrix, weighted_inputs
 from flatscope.curvature.per_sample_gradients import over_positions
 from flatscope.network.layer_uses import LayerUse
+from flatscope.network.not_covered import NotCovered
 from flatscope.params import Params, add_to
 from flatscope.sampling import refuse_out_of_time
 
@@ -27,35 +28,36 @@ ROUNDING = 1e-13
 NOTHING = 1e-6  # of the parameter that moves the outputs most: what moves them less counts less, as it may be rounding
 
 
-def disagreeing_parameters(shared: SharedPass, not_looked_at: Collection[str], places: Places | None) -> dict[str, str]:
-    """{parameter: reason} for exact-looking parameters whose true second derivative is another.
+def not_covered_by_numbers(shared: SharedPass, known: Collection[str], places: Places | None) -> NotCovered:
+    """Parameters whose true second derivative is another than what the sweep reads.
 
     Args:
         shared: a pass of the network, which this check may share with others.
-        not_looked_at: parameters that the sweep does not give.
+        known: parameters that the sweep is known not to cover.
         places: curved operations at which it has columns too.
     """
     ctx = shared.ctx
-    names = [name for name in ctx.problem.trainable if name not in not_looked_at]
+    names = [name for name in ctx.problem.trainable if name not in known]
     if not names:
-        return {}
+        return NotCovered()
     generator = ctx.generator("probe of the exact sweep")
     # Gaussian and not signs: a bias direction of equal signs is in the null space of the softmax Hessian.
     directions = {name: gaussian(ctx.params[name], generator) for name in names}
     run = shared.of(places or NO_PLACES)
     swept, true = _Swept(ctx, run, directions), shared.as_it_runs(run)
     if _agree_together(swept, true, directions):
-        return {}
+        return NotCovered()
     by_factors, outputs_moved = _quadratic_forms_by_factors(ctx, swept)
     by_hessian = _quadratic_forms_by_hessian(ctx, true, directions)
     # Some parameters, such as a bias of attention's keys, move nothing: what is found for them is rounding.
     least = ROUNDING * max(map(abs, by_hessian.values()))
-    return {
-        name: "its second derivative differs from the Gauss-Newton block"
+    wrong = (
+        name
         for name in names
         if abs(by_factors.get(name, 0.0) - by_hessian[name])
         > TOLERANCE * abs(by_hessian[name]) + ROUNDING * outputs_moved.get(name, 0.0) + least
-    }
+    )
+    return NotCovered(dict.fromkeys(wrong, "its second derivative differs from the Gauss-Newton block"))
 
 
 def _agree_together(swept: _Swept, run: CheckedPass, directions: Params) -> bool:

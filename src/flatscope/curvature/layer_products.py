@@ -155,7 +155,7 @@ class LayerBlocks:
 
     def _pieces(self, batch: Batch, numbers: Tensor, names: Collection[str], width: int) -> Iterator[tuple[str, Piece]]:
         """Pieces of some layers' blocks from the samples of a batch."""
-        others = dict.fromkeys(self._ctx.params.keys() - set(names), "")
+        others = self._ctx.params.keys() - set(names)
         for flows in backpropagated(self._ctx, batch, numbers, others, width):
             for flow in flows:
                 if flow.weight in names:

@@ -23,6 +23,7 @@ from flatscope.curvature.random_signs import Signs
 from flatscope.curvature.sweep import SweepShape, sweep_shape
 from flatscope.curvature.sweep_result import Curvature
 from flatscope.limits import Limits
+from flatscope.network.not_covered import NotCovered
 from flatscope.params import count_scalars
 from flatscope.sampling import relative_error
 
@@ -91,23 +92,24 @@ class Route:
     places: Places = field(default=NO_PLACES, repr=False)
 
     @property
-    def not_covered(self) -> dict[str, str]:
-        """{parameter: reason} for those that columns do not give."""
-        return {name: way.reason for name, way in self.ways.items() if way.kind in ("products", "dense block")}
+    def not_covered(self) -> NotCovered:
+        """The parameters that columns do not give."""
+        ways = self.ways.items()
+        return NotCovered({name: way.reason for name, way in ways if way.kind in ("products", "dense block")})
 
     @property
     def passes(self) -> float:
         """Expected cost of all ways, in forward passes: what parameters share counts once."""
         return math.fsum({way.kind: way.passes for way in self.ways.values()}.values())
 
-    def by_products(self, reasons: Mapping[str, str]) -> Route:
+    def by_products(self, more: NotCovered) -> Route:
         """The route with some more parameters left to products."""
-        ways = {name: Way("products", self.passes, why) for name, why in reasons.items()}
+        ways = {name: Way("products", self.passes, why) for name, why in more.items()}
         return replace(self, ways={**self.ways, **ways})
 
 
-def find_not_covered(ctx: Context, curvature: str | None = None) -> dict[str, str]:
-    """{parameter: reason} for those whose block of the matrix columns at the outputs do not give.
+def find_not_covered(ctx: Context, curvature: str | None = None) -> NotCovered:
+    """The parameters whose block of the matrix columns at the outputs do not give.
 
     Args:
         ctx: the network.
@@ -182,8 +184,8 @@ def _way_of_columns(shape: SweepShape, precision: float, limits: Limits) -> Way:
     return Way("sampled columns", 1 + limits.column_passes * drawn, reason)
 
 
-def reached_at_curved_operations(ctx: Context) -> tuple[Places, dict[str, str]]:
-    """Curved operations to send columns from, and {parameter: reason} for what these do not cover either.
+def reached_at_curved_operations(ctx: Context) -> tuple[Places, NotCovered]:
+    """Curved operations to send columns from, and the parameters that these do not cover either.
 
     No operations where they would reach no more than columns at the outputs.
     """
@@ -248,8 +250,8 @@ def cheaper_than_columns(ctx: Context, names: Collection[str], directions: int, 
     return product_passes(ctx, directions) <= curved_passes(ctx, precision, directions)
 
 
-def noisier_by_columns(ctx: Context, found: Curvature, precision: float) -> dict[str, str]:
-    """{parameter: reason} for those that random products give with less work than columns at curved operations.
+def noisier_by_columns(ctx: Context, found: Curvature, precision: float) -> NotCovered:
+    """The parameters that random products give with less work than columns at curved operations.
 
     Columns at operations far behind a layer nearly cancel there, and leave noise; products have none of it. For the
     last layers of a network it is the other way round.
@@ -264,7 +266,7 @@ def noisier_by_columns(ctx: Context, found: Curvature, precision: float) -> dict
     errors = {layer: relative_error(mean.value, mean.stderr, limits=limits) for layer, mean in means.items()}
     slow = [layer for layer, error in errors.items() if found.draws * (error / precision) ** 2 > limits.soon_draws]
     if not slow:
-        return {}
+        return NotCovered()
     directions = LayerDirections(ctx, "trace", [layer.weight for layer in slow])
     signs = Signs(ctx.seed, "noise of products")
     products = HutchinsonDraws(directions, signs, Asked(0.0, limits.most_products), limits)
@@ -275,4 +277,4 @@ def noisier_by_columns(ctx: Context, found: Curvature, precision: float) -> dict
         by_products = float(products.spread.stderrs[layer.weight, "trace"]) ** 2 * products.taken
         if by_products < limits.draw_cost * by_columns:
             noisier += [layer.weight, layer.bias]
-    return {name: LESS_NOISE for name in noisier if name in ctx.problem.trainable}
+    return NotCovered({name: LESS_NOISE for name in noisier if name in ctx.problem.trainable})

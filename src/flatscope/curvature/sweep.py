@@ -8,7 +8,7 @@ things the backward pass already holds; see `Curvature`. All columns give them e
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -36,6 +36,7 @@ from flatscope.curvature.sweep_result import BatchSums, Curvature
 from flatscope.errors import NotApplicable
 from flatscope.network.layer_uses import LayerUse, by_samples
 from flatscope.network.layers import layer_name
+from flatscope.network.not_covered import NotCovered
 from flatscope.network.operations import TABLE
 from flatscope.samples import Batch, slice_inputs, tensors_of_inputs
 
@@ -114,7 +115,7 @@ def _kept_bytes(ctx: Context, dtype: torch.dtype) -> float:
 def sweep_pass(
     ctx: Context,
     draws: range | None,
-    not_covered: dict[str, str],
+    not_covered: NotCovered,
     rows: bool = False,
     places: Places = NO_PLACES,
 ) -> Curvature:
@@ -123,7 +124,7 @@ def sweep_pass(
     Args:
         ctx: the network.
         draws: numbers of the random columns; None for all columns.
-        not_covered: {parameter: reason} for those that the columns do not give.
+        not_covered: parameters that the columns do not give.
         rows: also ρ of the rows.
         places: curved operations, at whose inputs random columns have parts too.
     """
@@ -150,7 +151,7 @@ def backpropagated(
     ctx: Context,
     batch: Batch,
     numbers: Tensor,
-    not_covered: dict[str, str],
+    without: Collection[str],
     width: int,
     draws: range | None = None,
     places: Places = NO_PLACES,
@@ -162,7 +163,7 @@ def backpropagated(
         ctx: the network.
         batch: some samples.
         numbers: of these samples.
-        not_covered: parameters that are not to be covered.
+        without: parameters that are not asked for, or not covered.
         width: columns of a block.
         draws: numbers of the random columns; None for all columns.
         places: curved operations, at whose inputs random columns have parts too.
@@ -174,7 +175,7 @@ def backpropagated(
     if not rule.complete:
         ways = "a batch of samples takes another way through the network than the first ones"
         raise NotApplicable(f"{ways}; precision=0 (on the command line --precision 0) takes products")
-    groups = _covered_uses(ctx, uses, not_covered, len(targets))
+    groups = _covered_uses(ctx, uses, without, len(targets))
     if not groups:
         return
     root, local = output_root(ctx.problem.loss, outputs, targets), None
@@ -199,11 +200,11 @@ def backpropagated(
         slope = None
 
 
-def gradient_flows(ctx: Context, batch: Batch, not_covered: dict[str, str]) -> Iterator[Flow]:
+def gradient_flows(ctx: Context, batch: Batch, without: Collection[str]) -> Iterator[Flow]:
     """Flows through the layers of a single column: the gradient of every sample's loss."""
     inputs, targets = batch
     _, outputs, uses = recorded_forward(ctx, inputs)
-    groups = _covered_uses(ctx, uses, not_covered, len(targets))
+    groups = _covered_uses(ctx, uses, without, len(targets))
     column = Columns(_slope(ctx, outputs, targets)[None])
     return _flows(ctx, [outputs], len(targets), groups, column) if groups else iter(())
 
@@ -216,12 +217,12 @@ def _slope(ctx: Context, outputs: Tensor, targets: Tensor) -> Tensor:
     return slope
 
 
-def _covered_uses(ctx: Context, uses: list[LayerUse[Tensor]], not_covered: dict[str, str], n: int) -> ByWeight:
+def _covered_uses(ctx: Context, uses: list[LayerUse[Tensor]], without: Collection[str], n: int) -> ByWeight:
     """The uses of covered parameters by weight.
 
     Samples that pass a layer in another way than those by which it was judged have no columns there.
     """
-    covered = set(ctx.problem.trainable) - set(not_covered)
+    covered = set(ctx.problem.trainable) - set(without)
     for use in uses:
         if covered & {use.weight, use.bias} and (use.opaque or len(by_samples(use, n).input) != n):
             layer = layer_name(use.weight, dict(ctx.problem.model.named_modules()))
@@ -302,7 +303,7 @@ def stacked_backward(given: list[Tensor], ends: list[Any], columns: list[Tensor]
     return stacks
 
 
-def _add_flow(ctx: Context, sums: BatchSums, flow: Flow, not_covered: dict[str, str], rows: bool) -> None:
+def _add_flow(ctx: Context, sums: BatchSums, flow: Flow, not_covered: NotCovered, rows: bool) -> None:
     """Add what one layer's block of columns gives."""
     trainable, column_signs = ctx.problem.trainable, flow.column_signs
     if flow.bias and flow.bias not in not_covered and flow.bias in trainable:

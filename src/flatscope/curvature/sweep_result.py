@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flatscope.network.not_covered import NotCovered
 from flatscope.params import add_to
 from flatscope.ranks import Ranks
 from flatscope.sampling import degrees_of_freedom, relative_error, student_stderrs
@@ -169,7 +170,7 @@ class Curvature:
     # by parameter and quantity, for those that were covered; under "" sums over the network: "trace" over all covered
     # parameters, "kappa_trace" (Σ ‖w_l‖² trace_l), "rho_sum" and "rho_rows_sum" over the layers
     means: dict[tuple[str, str], Mean]
-    not_covered: dict[str, str]  # {parameter: reason} for those whose block these columns do not give
+    not_covered: NotCovered  # parameters whose block these columns do not give
     draws: int = 0  # random columns of each sample; 0 where all columns were taken
     missed: str = ""  # why the draws ended before every value was as precise as asked for; empty where all are
 

@@ -140,7 +140,7 @@ class Swept:
 def _sums_over_columns(ctx: Context, steps: Steps, draws: int | None) -> Swept:
     """Predicted rises and traces from all columns, or from draws."""
     of_weight = steps_by_weight(steps)
-    others = dict.fromkeys(ctx.params.keys() - of_weight.keys(), "")
+    others = ctx.params.keys() - of_weight.keys()
     shape = ctx.cached(sweep_shape)
     columns = shape.columns if draws is None else draws * shape.per_draw
 

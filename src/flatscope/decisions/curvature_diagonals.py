@@ -164,7 +164,7 @@ def _squared_gradients_in_one_pass(
     """Mean over the samples of squared gradients of all columns, of one random column, or of the loss."""
     not_covered = ctx.cached(not_covered_by_uses)
     swept = [name for name in names if name not in not_covered]
-    others = dict.fromkeys(ctx.params.keys() - set(swept), "")
+    others = ctx.params.keys() - set(swept)
     single = [name for name in names if name in not_covered]
     drawn = None if draw is None else range(draw, draw + 1)
     shape = ctx.cached(sweep_shape)

@@ -78,7 +78,7 @@ def slopes_at_weights(ctx: Context, batch: Batch, steps: Steps) -> dict[Any, Ten
 def _slopes_by_sample_gradients(ctx: Context, batch: Batch, steps: Steps) -> dict[Any, Tensor]:
     """Slopes from the gradients of single samples, which the layers' inputs and outputs give."""
     (inputs, targets), of_weight = batch, steps_by_weight(steps)
-    others, size = dict.fromkeys(ctx.params.keys() - of_weight.keys(), ""), sweep_plan(ctx, 1).samples
+    others, size = ctx.params.keys() - of_weight.keys(), sweep_plan(ctx, 1).samples
 
     def slopes(start: int, stop: int) -> dict[Any, Tensor]:
         samples = slice_inputs(inputs, start, stop), targets[start:stop]

@@ -37,6 +37,7 @@ from flatscope.curvature.per_sample_gradients import (
 )
 from flatscope.curvature.sweep import backpropagated, sweep_plan, sweep_shape
 from flatscope.curvature.symmetric_operator import Congruence, SymmetricOperator
+from flatscope.network.not_covered import NotCovered
 from flatscope.params import Params, add_to, count_scalars, unflatten
 from flatscope.samples import Batch
 from flatscope.symmetries.basis_paths import PathCoordinates
@@ -276,7 +277,7 @@ def is_scaling_value(paths: PathCoordinates, also: Iterable[str] = ()) -> Tensor
     return paths.join(marked)
 
 
-def covered_diagonals(ctx: Context, not_covered: dict[str, str]) -> Params:
+def covered_diagonals(ctx: Context, not_covered: NotCovered) -> Params:
     """Diagonals of the blocks that all columns at the outputs give, by parameter: one pass over the data."""
     columns, totals = sweep_shape(ctx).columns, dict[str, Tensor]()
     if set(ctx.problem.trainable) <= not_covered.keys():
@@ -317,7 +318,7 @@ def path_sweep(ctx: Context, edges: ScalingEdges, draws: range | None = None) ->
     def work(batch: Batch, numbers: Tensor, width: int) -> Params:
         """Sums over samples: of squares by parameter, or of a layer's values at once; and along the edges."""
         sums: Params = {}
-        for flows in backpropagated(ctx, batch, numbers, {}, width, draws):
+        for flows in backpropagated(ctx, batch, numbers, (), width, draws):
             along, column_signs = None, None
             for flow in flows:
                 part, column_signs = _layer_share(ctx, edges, sums, flow), flow.column_signs

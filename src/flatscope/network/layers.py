@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import nn
 
-from flatscope.formatting import first_of_names
 from flatscope.network.layer_uses import LayerUse
 from flatscope.network.normal_form_pass import ACTING
+from flatscope.network.not_covered import NotCovered
 from flatscope.network.program import Program, Slot
 from flatscope.network.structure import Structure
 from flatscope.network.units import INPUT_FIRST
@@ -49,8 +49,7 @@ class Network:
 
     layers: tuple[Layer, ...]  # every weight once
     chain: bool  # whether each layer reads the one before it and nothing else
-    # trainable matrices that take part in no layer, with the operation that reads them
-    not_covered: Mapping[str, str] = field(default_factory=dict)
+    not_covered: NotCovered = field(default_factory=NotCovered)  # trainable matrices that take part in no layer
     # {weight: axis of its input with the samples}, where it is another than the first: (length, samples, width)
     axes: Mapping[str, int] = field(default_factory=dict)
 
@@ -64,7 +63,7 @@ class Network:
             return "the network has no layer: no product, convolution or lookup with a weight was found"
         if not self.not_covered:
             return ""
-        named = first_of_names([f"{name} (read by {place})" for name, place in self.not_covered.items()], 3)
+        named = self.not_covered.in_words(3)
         return f"trainable matrices that take part in no recognised layer would be left out: {named}"
 
 
@@ -103,7 +102,7 @@ def read_layers(
     more: Callable[[], Iterable[Program]],
     modules: Mapping[str, nn.Module],
     sought: Iterable[str],
-    not_covered: Mapping[str, str],
+    not_covered: NotCovered,
 ) -> Network:
     """The layers that the first samples pass; where some weight was not met, also those that any sample passes.
 
@@ -112,10 +111,10 @@ def read_layers(
         more: passes of all samples.
         modules: of the network, by name.
         sought: weights that should belong to a layer.
-        not_covered: trainable matrices that are known to take part in none, with the operation that reads them.
+        not_covered: trainable matrices that are known to take part in none.
     """
     recorded_uses, chain = structure.program.layer_uses(), is_chain(structure.program)
-    transformed = structure.program.transformed()
+    transformed = structure.program.not_covered()
     met = {name for use in recorded_uses for name in (use.weight, use.bias)}
     uses = [use for use in recorded_uses if use.kind != "batchnorm"]
     unmet = set(sought) - met - transformed.keys()
@@ -127,7 +126,7 @@ def read_layers(
         if not unmet:
             break
     axes = structure.axes
-    return Network(layers_of(uses, axes, modules), chain, {**not_covered, **transformed}, axes)
+    return Network(layers_of(uses, axes, modules), chain, not_covered | transformed, axes)
 
 
 def layers_of(

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from flatscope.network.interception import NORM_ORDER
+from flatscope.network.not_covered import NotCovered
 from flatscope.network.operations import PIECES, PRODUCT, RATIO, TABLE, TO_PYTHON
 from flatscope.network.program import NO_MEMORY, Program, Slot, Step
 
@@ -41,7 +42,7 @@ class Linearity:
         for name, bit in self._bits.items():
             self._add(program.parameters[name], bit)
         self._owners = {program.parameters[name]: name for name in self._bits}
-        self.curved: dict[str, str] = {}
+        self.curved = NotCovered()
         self.curved_steps: set[int] = set()
         self.reads: Counter[str] = Counter()
         for step in program.steps:
@@ -113,7 +114,7 @@ class Linearity:
             self.curved_steps.add(step.index)
         for name, bit in self._bits.items():
             if mask & bit:
-                self.curved.setdefault(name, reason)
+                self.curved.note(name, reason)
 
 
 _CHOOSING = (*TO_PYTHON, "nonzero", "argwhere", "masked_select", "unique")

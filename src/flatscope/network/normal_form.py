@@ -20,6 +20,7 @@ from flatscope.isolation import own_settings
 from flatscope.network.interception import returned_tensors
 from flatscope.network.liveness import dead_operations
 from flatscope.network.normal_form_pass import ACTING, Key, WeightPlan, part_name, plan_of, set_plan
+from flatscope.network.not_covered import NotCovered
 from flatscope.network.parameter_uses import Use, UsesOfPasses, idle_parameters, is_matrix
 from flatscope.network.pass_recording import record
 from flatscope.network.program import Dead
@@ -93,7 +94,7 @@ def _add_uses(twin: nn.Module, example: Inputs, seen: UsesOfPasses) -> None:
         seen.batches.append(uses)
 
 
-def not_covered_as_it_is(model: nn.Module, seen: UsesOfPasses, trainable: set[str]) -> dict[str, str] | None:
+def not_covered_as_it_is(model: nn.Module, seen: UsesOfPasses, trainable: set[str]) -> NotCovered | None:
     """Trainable matrices that take part in no layer, of a network in normal form already; None where it may not be.
 
     Args:
@@ -159,15 +160,15 @@ def run_in_normal_form(model: nn.Module) -> None:
     set_plan(model, plan_of(model) or WeightPlan())
 
 
-def mark_not_covered(model: nn.Module, found: dict[str, str]) -> None:
+def mark_not_covered(model: nn.Module, found: NotCovered) -> None:
     """Note on a network in normal form already what takes part in no layer."""
     object.__setattr__(model, _NOT_COVERED, found)
 
 
-def not_covered(model: nn.Module) -> dict[str, str]:
-    """Trainable matrices of a network in normal form that take part in no layer, with the operation that reads them."""
-    found: dict[str, str] = getattr(model, _NOT_COVERED, {})
-    return found
+def not_covered(model: nn.Module) -> NotCovered:
+    """Trainable matrices of a network in normal form that take part in no layer."""
+    found: NotCovered | None = getattr(model, _NOT_COVERED, None)
+    return NotCovered() if found is None else found
 
 
 def is_rewritten(model: nn.Module) -> bool:
@@ -277,10 +278,10 @@ def _name(model: nn.Module, use: Use, taken: dict[str, Any]) -> str:
 
 def _not_covered(
     model: nn.Module, uses: list[Use], made: dict[str, tuple[Key, Tensor]], trainable: set[str]
-) -> dict[str, str]:
+) -> NotCovered:
     """Matrices that some operation reads in a way that is not a layer, a shift or a scale."""
     acting = {key for key, _ in made.values()}
-    found: dict[str, str] = {}
+    found = NotCovered()
     for name, value in model.named_parameters():
         if name not in trainable or not is_matrix(value):
             continue
@@ -288,7 +289,7 @@ def _not_covered(
         for use in own:
             several = use.key is not None and use.key[0] == "made" and use.key not in acting
             if not use.harmless or several:
-                found.setdefault(name, use.place if not several else f"{use.place}, computed in several ways")
+                found.note(name, f"read by {use.place}" + (", computed in several ways" if several else ""))
     return found
 
 

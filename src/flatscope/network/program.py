@@ -19,6 +19,7 @@ from flatscope.network.interception import (
     instances_in,
 )
 from flatscope.network.layer_uses import LayerUse, Role, layer_use
+from flatscope.network.not_covered import NotCovered
 
 NO_MEMORY = -1  # of tensors inside torch.func.vmap
 
@@ -88,14 +89,14 @@ class Program:
                 found.append(replace(use, output_shape=output.shape, follows=output.requires_grad, step=step.index))
         return found
 
-    def transformed(self) -> dict[str, str]:
-        """{weight: place} of those that a layer's operation reads inside torch.func."""
-        found = {}
+    def not_covered(self) -> NotCovered:
+        """Weights that a layer's operation reads inside torch.func."""
+        found = NotCovered()
         for step in self.steps:
             if step.transformed and step.name in LAYER_CALLS:
                 role = _role_of(step.layer_arguments()["weight"])
                 if role is not None:
-                    found[role.parameter] = f"{step.place} inside torch.func"
+                    found[role.parameter] = f"read by {step.place} inside torch.func"
         return found
 
     def behind(self, names: Collection[str]) -> frozenset[int]:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from flatscope.network.layer_uses import LayerUse
 from flatscope.network.linearity import choice_in
 from flatscope.network.normal_form import leave_out_dead, not_covered_as_it_is, run_in_normal_form
+from flatscope.network.not_covered import NotCovered
 from flatscope.network.parameter_uses import UsesOfPasses
 from flatscope.network.pass_recording import Recording, record
 from flatscope.network.program import Program, Slot
@@ -122,7 +123,7 @@ class FirstReading:
         reversed_outputs: of the other, of the same samples in reverse and one more.
         choice: the first operation whose values decide what is computed; empty if none does.
         structure: the recorded passes; None where operations are left out since, so that they have to be read again.
-        not_covered: trainable matrices that take part in no layer, with what reads them; None where weights
+        not_covered: trainable matrices that take part in no layer; None where weights
             may be views of parameters or computed from them.
     """
 
@@ -130,7 +131,7 @@ class FirstReading:
     reversed_outputs: Tensor
     choice: str
     structure: Structure | None
-    not_covered: dict[str, str] | None
+    not_covered: NotCovered | None
 
 
 def first_reading(
@@ -170,7 +171,7 @@ class StructuralFacts:
     Attributes:
         normal_form: facts about its normal form, where every weight that acts is a parameter; itself where the network
             is in it as it is; None until somebody has asked.
-        not_covered: trainable matrices of the normal form that take part in no layer, with what reads them.
+        not_covered: trainable matrices of the normal form that take part in no layer.
         structure: recorded passes; None until somebody has asked.
         programs: recorded passes of samples of other shapes, by these.
     """
@@ -178,7 +179,7 @@ class StructuralFacts:
     def __init__(self) -> None:
         self._known: dict[Hashable, Any] = {}
         self.normal_form: StructuralFacts | None = None
-        self.not_covered: dict[str, str] = {}
+        self.not_covered = NotCovered()
         self.structure: Structure | None = None
         self.programs: dict[Hashable, Program] = {}
 

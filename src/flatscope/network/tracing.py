@@ -14,6 +14,7 @@ from flatscope.network.interception import WEIGHT_CALLS, Operation, fitting, rep
 from flatscope.network.layer_uses import Roles
 from flatscope.network.layers import layer_name
 from flatscope.network.normal_form_pass import Weights
+from flatscope.network.not_covered import NotCovered
 from flatscope.network.operations import LEAVES_TORCH, TABLE
 from flatscope.network.products import AFFINE_NORMS
 from flatscope.network.scales import ScaleStep, constant_labels
@@ -70,7 +71,7 @@ class _Tracer:
     inputs: Inputs
     book: Labels
     layers: dict[str, LayerRecord] = field(default_factory=dict)
-    other_uses: dict[str, str] = field(default_factory=dict)
+    other_uses: NotCovered = field(default_factory=NotCovered)
     marks: list[tuple[int, Tensor]] = field(default_factory=list)
     joins: bool = False
 
@@ -90,7 +91,7 @@ class _Tracer:
         if any(torch._C._functorch.is_functorch_wrapped_tensor(tensor) for tensor in (*op.tensors, *outcomes)):
             for tensor in op.tensors:  # inside vmap or grad; what comes out of them will be found to have no labels
                 for name in getattr(self._weights.source(tensor), "params", ()):
-                    self.other_uses.setdefault(name, f"{op.place} inside torch.func")
+                    self.other_uses.note(name, f"{op.place} inside torch.func")
             return result
         with torch.no_grad():
             self._weights.note(op, result)
@@ -262,7 +263,7 @@ class _Tracer:
         source = self._weights.source(tensor)
         if source is not None and source.params:
             for name in source.params:
-                self.other_uses.setdefault(name, self._place)
+                self.other_uses.note(name, self._place)
             return _fixed(tensor)
         if tensor.grad_fn is not None:
             self.book.wall_everything("an operation that cannot be followed (custom autograd function or script)")

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from flatscope.errors import UnknownNameError
+from flatscope.network.not_covered import NotCovered
 from flatscope.network.tied_labels import Labels, Ties
 
 SCALES_STOP = "scales stop at"  # in the remark of a value on a network whose units cannot all be rescaled
@@ -76,7 +77,7 @@ class Graph:
     # groups of units (numbers as in `output_units`) that may change places with one another
     exchangeable: tuple[tuple[int, ...], ...]
     ties: dict[str, int]  # what made one class of several, with how many times
-    not_covered: dict[str, str]  # weights used by an operation whose inside is not followed, with that operation
+    not_covered: NotCovered  # weights used by an operation whose inside is not followed: that operation is the reason
     chain: bool  # whether every layer reads the one before it and nothing else
     multiplied: tuple[str, ...] = ()  # where two signals with scales are multiplied, as queries and keys are
 
@@ -189,7 +190,7 @@ class LayerRecord:
 def graph_of(
     book: Labels,
     records: list[LayerRecord],
-    other_uses: dict[str, str],
+    other_uses: NotCovered,
     marks: list[tuple[int, Tensor]],
     joins: bool,
     frozen: Collection[str] = (),
@@ -230,13 +231,13 @@ def graph_of(
         n_classes=len(classes),
         exchangeable=_exchangeable(book.unit, units, records, marks),
         ties=dict(book.scale.joined),
-        not_covered={name: what for name, what in other_uses.items() if name not in followed},
+        not_covered=other_uses.among(other_uses.keys() - followed),
         chain=not joins and _is_chain(records),
         multiplied=tuple(dict.fromkeys(book.multiplied)),
     )
 
 
-def _tie_shared_parameters(book: Labels, records: list[LayerRecord], other_uses: dict[str, str]) -> None:
+def _tie_shared_parameters(book: Labels, records: list[LayerRecord], other_uses: NotCovered) -> None:
     """A bias of two layers scales both alike; a weight that some other operation reads cannot change."""
     by_bias: dict[str, LayerRecord] = {}
     for record in records:
