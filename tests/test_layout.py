@@ -141,6 +141,16 @@ LOCAL_NUMBERS = {
     "linear_systems": {"NOISE"},
     "finite_differences": {"RATIO"},
 }
+# Numbers in comparisons, `min` and `max`: bytes of a float64, roundings, lengths of argument lists.
+LOCAL_BOUNDS = {
+    "coverage": {100, 0.75},
+    "estimators": {8},
+    "expansions": {9},
+    "finite_differences": {1e-12, 1e-300},
+    "linear_systems": {1e-14, 1e-9},
+    "second_derivative": {100},
+}
+SMALL_NUMBERS = {*range(6), 0.5}  # counts of axes and arguments
 MOST_HIDDEN_IMPORTS = 4
 EMPTY_WORDS = {"utils", "util", "helpers", "helper", "common", "misc", "core", "impl", "settings"}
 OPTIONAL = (
@@ -457,6 +467,24 @@ def numbers_of(tree: ast.Module) -> set[str]:
 
 
 NUMERIC = ast.Tuple | ast.BinOp | ast.UnaryOp | ast.operator | ast.unaryop | ast.expr_context
+
+
+def bounds_of(tree: ast.Module) -> set[float]:
+    """Numbers that values are compared with in a module's functions."""
+    found = set[float]()
+    for node in ast.walk(tree):
+        bounding = isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("min", "max")
+        if bounding or isinstance(node, ast.Compare):
+            numbers = (part.value for part in ast.walk(node) if isinstance(part, ast.Constant))
+            found |= {value for value in numbers if type(value) in (int, float)} - SMALL_NUMBERS
+    return found
+
+
+def test_no_number_in_a_comparison_decides_how_curvature_is_found() -> None:
+    files = [path for name in ("network", "curvature") for path in sorted((SOURCE / name).glob("*.py"))]
+    found = {path.stem: bounds_of(tree_of(path)) for path in files}
+    assert {stem: numbers for stem, numbers in found.items() if numbers} == LOCAL_BOUNDS
+    assert bounds_of(ast.parse("if n > 4 * max(7, k): f(8)\nwhile n < 0.8 * m: pass")) == {7, 0.8}
 
 
 def test_what_decides_how_curvature_is_found_stands_in_limits() -> None:

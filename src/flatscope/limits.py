@@ -108,24 +108,33 @@ class Limits:
     columns_per_layer: int = 3
 
     # --- Searches for eigenvalues and norms (`flatscope.curvature.spectrum`, `flatscope.network.singular_values`)
-    # Matrices of so many rows are written out: all their eigenvalues cost less than a search.
+    # Matrices of so many rows are written out, as are those with so many rows for each eigenvalue that is wanted: all
+    # their eigenvalues cost less than a search.
     dense_matrix: int = 256
+    rows_an_eigenvalue: int = 3
     # The most vectors that a Krylov space holds before it is restarted, and the length from which on they are held in
     # float32 where digits of that are enough: they then take more time and memory than their last digits are worth.
     krylov_vectors: int = 128
+    # It holds two for each eigenvalue that is wanted, and so many more, whatever memory there is. It is looked at so
+    # often while it grows to what it is: where many steps are needed, a few more are cheaper than a look after each.
+    spare_vectors: int = 16
+    looks_a_doubling: int = 8
     long_vector: int = 2**20
     coarse_tolerance: float = 1e-4
     # No search for eigenvalues behind the outermost ends before so many products: of these a small residual tells of
     # some eigenvalue near, not of which. One below this share of the largest lies where a random vector mostly lies:
-    # it is found after so many products, when it has not moved over the last ones.
+    # it is found after so many products, when it has not moved over the last ones: so many, or that share of all.
     least_steps: int = 8
     hidden_share: float = 0.1
     hidden_steps: int = 20
     settled_steps: int = 5
+    settled_share: float = 0.2
     # Matrices with so many rows or columns are decomposed for their norm, as are larger ones after a restart of the
-    # search for each so many rows: that takes the time of about a third as many products as there are rows.
+    # search for each so many rows, and some more: that takes the time of about a third as many products as there are
+    # rows.
     decomposed_matrix: int = 512
     rows_a_restart: int = 60
+    least_restarts: int = 10
     # As many rows at most where an inverse is wanted, which draws tell with far more noise than one eigenvalue.
     inverted_matrix: int = 1024
     # Units of a network with branches, each of whose rescalings takes a product of its own (`psi_trace`).
@@ -174,6 +183,8 @@ class Limits:
     kept_memory: MemoryShare = MemoryShare(asked=0.25, free=0.125, least=GIB)
     # Gradients of single samples that are formed together: what the caches of a CPU hold.
     gradient_bytes: int = 16 * MIB
+    # Those that no layer gives are formed by torch.func, whose calls cost more.
+    transformed_bytes: int = 64 * MIB
     # Patches, columns and gradients of a layer that are read together on a CPU: LeNet-5 took 8 % longer with 16 MiB,
     # and with 2.
     reading_bytes: int = 8 * MIB

@@ -28,6 +28,7 @@ from flatscope.curvature.symmetric_operator import Gather, Parts, SymmetricOpera
 from flatscope.errors import InputError, differentiated_twice, refuse_unknown
 from flatscope.formatting import first_of_names
 from flatscope.isolation import own_settings
+from flatscope.limits import STANDARD
 from flatscope.params import Params, count_scalars, flatten, unflatten
 from flatscope.samples import Batch, slice_inputs
 
@@ -135,7 +136,7 @@ class CurvatureOperator(SymmetricOperator):
         eps = torch.finfo(self.ctx.problem.dtype).eps
         return solved(self, vector, damping, tolerance, most_products, convex=self.CONVEX, eps=eps)
 
-    def trace(self, precision: float = 0.02, *, most_products: int = 1024, seed: int = 0) -> Trace:
+    def trace(self, precision: float = 0.02, *, most_products: int = STANDARD.most_products, seed: int = 0) -> Trace:
         """The trace with its standard error: exact for few entries, else from products with random signs.
 
         Args:

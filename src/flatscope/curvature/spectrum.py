@@ -125,7 +125,7 @@ class RitzValues(NamedTuple):
         """Which of the wanted Ritz values are not small beside others, or no longer move."""
         values = wanted.of(self.values)
         large = values.abs() >= STANDARD.hidden_share * float(self.values.abs().max())
-        earlier = min(self.products - STANDARD.settled_steps, 0.8 * self.products)
+        earlier = min(self.products - STANDARD.settled_steps, (1 - STANDARD.settled_share) * self.products)
         older = [look.values for look in before if look.products <= earlier and len(look.values) >= wanted.number]
         if self.products < STANDARD.hidden_steps or not older:
             return large
@@ -162,12 +162,13 @@ class Search:
         self._answers: dict[Wanted, tuple[int, bool]] = {}  # the look that answers it, or the next to look at
         self._space: Krylov | None = None
         self._multiplied_out = torch.zeros(0, 0, dtype=torch.float64)  # eigenvectors in columns
-        if size <= max(STANDARD.dense_matrix, 3 * wanted.number):
+        if size <= max(STANDARD.dense_matrix, STANDARD.rows_an_eigenvalue * wanted.number):
             self.newest = torch.eye(size, dtype=torch.float64, device=device)
             return
         start = random_start(size, generator, device, wanted.tolerance)
         room = allowed(STANDARD.krylov_memory, start.device) // (max(size, together) * start.element_size())
-        self._space = Krylov(start, max(2 * wanted.number + 16, min(STANDARD.krylov_vectors, room)), generator)
+        least = 2 * wanted.number + STANDARD.spare_vectors
+        self._space = Krylov(start, max(least, min(STANDARD.krylov_vectors, room)), generator)
         self.newest = self._space.newest
 
     def take(self, product: Tensor) -> None:
@@ -182,8 +183,7 @@ class Search:
             space.shrink(self._wanted.kept(space.size))
         space.take(product)
         self.newest, self.products = space.newest, space.products
-        # Where many steps are needed, one eighth more of them is cheaper than a look after each.
-        if space.products % max(1, space.size // 8) == 0 or space.full or space.closed:
+        if space.products % max(1, space.size // STANDARD.looks_a_doubling) == 0 or space.full or space.closed:
             self._look()
 
     def _look(self) -> None:

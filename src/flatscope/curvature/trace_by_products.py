@@ -12,10 +12,13 @@ from flatscope.curvature.layer_directions import LayerDirections
 from flatscope.curvature.operators import curvature_operator, sample_groups
 from flatscope.curvature.random_signs import Signs
 from flatscope.curvature.route import multiplied_out
+from flatscope.limits import STANDARD
 from flatscope.sampling import time_limit
 
 
-def probed(ctx: Context, quantity: str, precision: float | None = None, most_products: int = 1024) -> DiagonalSums:
+def probed(
+    ctx: Context, quantity: str, precision: float | None = None, most_products: int = STANDARD.most_products
+) -> DiagonalSums:
     """A quantity of everything that the columns leave out, by (parameter, quantity) as in `Curvature.means`.
 
     Args:

@@ -228,7 +228,7 @@ def _add_squared_gradients(
     """Add squared gradients of Σ values · outputs of every sample, of parameters that no layer call gives."""
     point = {name: ctx.params[name].detach() for name in names}
     run = _sample_gradients_in_one_call if ctx.cached(can_vectorise_sample_gradients) else _sample_gradients_one_by_one
-    step = max(1, 2**26 // (8 * count_scalars(point.values())))
+    step = max(1, ctx.effort.limits.transformed_bytes // (8 * count_scalars(point.values())))
     for start in range(0, len(values), step):
         some = slice(start, start + step)
         gradients = run(ctx, point, slice_inputs(inputs, start, start + step), values[some])

@@ -65,7 +65,7 @@ def _searched(matrix: Tensor, check: Check | None) -> float:
         return image
 
     try:
-        restarts = max(10, rows // STANDARD.rows_a_restart)
+        restarts = max(STANDARD.least_restarts, rows // STANDARD.rows_a_restart)
         top = _top_eigenpair(product, _start(rows), MATRIX_TOLERANCE, MATRIX_BASIS, restarts)[0]
     except ArpackError:  # none found: many singular values that hardly differ from the largest
         if check is not None:
