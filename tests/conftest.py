@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import gc
 import os
+import shutil
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -22,6 +25,10 @@ SOURCE, TESTS = str(Path(flatscope.__file__).parents[1]), Path(__file__).parent
 # All folders of tests: what is imported from another one is found, whichever of them runs.
 FOLDERS = [str(folder) for folder in (TESTS, *sorted(TESTS.rglob("*/"))) if folder.name != "__pycache__"]
 sys.path += [folder for folder in FOLDERS if folder not in sys.path]
+
+CHROMIUM_OPTIONS = (
+    "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update", "--no-first-run",
+)  # fmt: skip
 
 
 def pytest_configure() -> None:
@@ -60,3 +67,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def _measure(item: pytest.Item) -> str:
     return str(getattr(item, "callspec").params["entry"].name)  # noqa: B009, as no plain item has one
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """Headless Chromium."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    chromium = shutil.which("chromium") or pytest.skip("Chromium is not installed")
+    with playwright.sync_playwright() as driver:
+        opened = driver.chromium.launch(executable_path=chromium, args=list(CHROMIUM_OPTIONS))
+        yield opened
+        opened.close()

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
+from pieces import DiagonalOperator
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
@@ -14,7 +15,6 @@ import flatscope as fs
 from flatscope.curvature.brackets import UNSEEN, ends, log_least_part, rounding
 from flatscope.curvature.lanczos import Krylov
 from flatscope.curvature.spectrum import Search, Wanted, extreme_eigenpairs
-from flatscope.curvature.symmetric_operator import SymmetricOperator
 from flatscope.formatting import number_within_interval
 from flatscope.limits import STANDARD
 from flatscope.measures import weight_flatness
@@ -22,17 +22,6 @@ from flatscope.planning import make_schedule
 from flatscope.registry import declarations
 
 SIZE = 800
-
-
-class Diagonal(SymmetricOperator):
-    """A diagonal matrix, never written out."""
-
-    def __init__(self, values: Tensor) -> None:
-        super().__init__(len(values))
-        self.values = values.double()
-
-    def __matmul__(self, vectors: Tensor) -> Tensor:
-        return self.values * vectors
 
 
 def with_values(bulk: Tensor, *others: float) -> Tensor:
@@ -93,8 +82,8 @@ def test_intervals_become_narrow_and_stay_right_over_restarts(monkeypatch: pytes
         found, missed = [], 0
         for seed in range(25):
             search = Search(SIZE, torch.Generator().manual_seed(seed), Wanted(1, 1, 1e-4))
-            (top,) = extreme_eigenpairs(Diagonal(values), search, Wanted(1, 0, 1e-3))
-            (bottom,) = extreme_eigenpairs(Diagonal(values), search, Wanted(0, 1, 1e-3))
+            (top,) = extreme_eigenpairs(DiagonalOperator(values), search, Wanted(1, 0, 1e-3))
+            (bottom,) = extreme_eigenpairs(DiagonalOperator(values), search, Wanted(0, 1, 1e-3))
             assert top.converged
             assert bottom.converged
             assert top.high - top.low <= 1e-3 * top.value
@@ -115,13 +104,13 @@ def test_a_search_that_met_the_second_largest_goes_on() -> None:
     start[0] = 1e-3 * start.norm() / math.sqrt(SIZE) * 20  # a fiftieth of what is usual
     search._space = Krylov(start, 100, generator)
     search.newest = search._space.newest
-    (pair,) = extreme_eigenpairs(Diagonal(values), search, Wanted())
+    (pair,) = extreme_eigenpairs(DiagonalOperator(values), search, Wanted())
     assert pair.low <= 1.0 <= pair.high
 
 
 def test_a_search_that_ends_at_once_has_an_interval() -> None:
     (pair,) = extreme_eigenpairs(
-        Diagonal(SPECTRA["even"]), torch.Generator().manual_seed(0), Wanted(), expired=lambda: True
+        DiagonalOperator(SPECTRA["even"]), torch.Generator().manual_seed(0), Wanted(), expired=lambda: True
     )
     assert pair.products == 1
     assert not pair.converged

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from networks import attention, smooth
+from pieces import DiagonalOperator
 from references import TWINS, Dense
 from torch import Tensor, nn
 
@@ -237,26 +238,15 @@ def test_searches_side_by_side_find_what_each_finds_alone() -> None:
         assert [pair.value for pair in found[name]] == [pair.value for pair in alone]
 
 
-class Diagonal(SymmetricOperator):
-    """A diagonal matrix, never written out."""
-
-    def __init__(self, values: Tensor) -> None:
-        super().__init__(len(values))
-        self.values = values.double()
-
-    def __matmul__(self, vectors: Tensor) -> Tensor:
-        return self.values * vectors
-
-
 def test_the_smallest_eigenvalue_is_not_mistaken_for_the_cloud_that_hides_it() -> None:
     """A random vector of 100,000 entries lies almost wholly in the null space, with a tiny residual there."""
     values = torch.zeros(100_000)
     values[:30] = torch.linspace(1, 100, 30)
     values[30:40] = -torch.linspace(0.5, 2, 10)
     generator = torch.Generator().manual_seed(0)
-    (smallest,) = extreme_eigenpairs(Diagonal(values), generator, Wanted(0, 1, 1e-3, share=1.0))
+    (smallest,) = extreme_eigenpairs(DiagonalOperator(values), generator, Wanted(0, 1, 1e-3, share=1.0))
     assert smallest.value == pytest.approx(-2.0, abs=0.1)
-    pairs = extreme_eigenpairs(Diagonal(values), generator, Wanted(2, 1, 1e-2))
+    pairs = extreme_eigenpairs(DiagonalOperator(values), generator, Wanted(2, 1, 1e-2))
     assert pairs[-1].value == pytest.approx(-2.0, abs=0.02)
 
 
@@ -318,7 +308,7 @@ def test_the_residual_bounds_the_error_of_a_long_vector_in_float32() -> None:
     """Sums over millions of float32 are taken in pieces: whole, some processors lose more digits than the residual."""
     values = torch.rand(3_000_000, generator=torch.Generator().manual_seed(0), dtype=torch.float64) / 2
     values[:2] = torch.tensor([1.0, 0.9])
-    (pair,) = extreme_eigenpairs(Diagonal(values), torch.Generator().manual_seed(0), Wanted(tolerance=1e-4))
+    (pair,) = extreme_eigenpairs(DiagonalOperator(values), torch.Generator().manual_seed(0), Wanted(tolerance=1e-4))
     assert pair.vector.dtype == torch.float32
     vector = pair.vector.double()
     assert abs(pair.value - 1) <= pair.residual

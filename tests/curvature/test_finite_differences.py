@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 from networks import attention, mlp, regression, smooth, softmax_regression
+from pieces import Cube
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 import flatscope as fs
 from flatscope.curvature.finite_differences import FiniteDifferences
@@ -87,21 +87,6 @@ def test_wrong_words() -> None:
         fs.hessian(problem, products="finite_differences")
     with pytest.raises(InputError, match="Hessian"):
         fs.eigenpairs(problem, curvature="gauss_newton", products="finite_difference")
-
-
-class Cube(torch.autograd.Function):
-    """x³ whose backward cannot be differentiated."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        ctx.save_for_backward(x)
-        return x**3
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *slopes: Tensor) -> Tensor:
-        (x,) = ctx.saved_tensors
-        return 3 * x.square() * slopes[0]
 
 
 class Cubes(nn.Module):

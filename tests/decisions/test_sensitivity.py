@@ -6,16 +6,15 @@ import copy
 import json
 import math
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
 from decision_networks import LOSSES, NETWORKS, dense_block, lora, merged_lora, sample_losses, tied
+from pieces import Cube
 from scipy.special import ndtri, stdtrit
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.utils.data import DataLoader, TensorDataset
 
 import flatscope as fs
@@ -576,20 +575,6 @@ def test_recurrent_layers_have_slopes_too() -> None:
         assert row["by_trapezoid"] == pytest.approx(row["measured"], rel=0.02)
 
 
-class Cubed(torch.autograd.Function):
-    """A function that can be differentiated once."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        ctx.save_for_backward(x)
-        return x**3
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, slope: Tensor) -> Tensor:
-        return 3 * ctx.saved_tensors[0] ** 2 * slope
-
-
 def test_what_cannot_be_predicted_is_measured_all_the_same() -> None:
     class Net(nn.Module):
         def __init__(self) -> None:
@@ -597,7 +582,7 @@ def test_what_cannot_be_predicted_is_measured_all_the_same() -> None:
             self.one, self.two = nn.Linear(3, 4), nn.Linear(4, 2)
 
         def forward(self, x: Tensor) -> Tensor:
-            return self.two(Cubed.apply(self.one(x)))
+            return self.two(Cube.apply(self.one(x)))
 
     with torch.random.fork_rng():
         torch.manual_seed(0)

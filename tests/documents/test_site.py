@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -16,8 +14,6 @@ from urllib.parse import unquote, urlsplit
 import pytest
 
 ROOT = Path(__file__).parents[2]
-CHROMIUM = shutil.which("chromium")
-ARGUMENTS = ("--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run")
 WIDTHS = (1400, 390)
 SCHEMES = {"light": "default", "dark": "slate"}  # and how the theme calls them
 # Pixels by which a page is wider than the window, and text whose contrast with its ground is below 4.5.
@@ -107,15 +103,6 @@ def test_every_how_to_page_is_two_clicks_from_the_first(site: Path) -> None:
     } <= two
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    with playwright.sync_playwright() as driver:
-        opened = driver.chromium.launch(executable_path=CHROMIUM, args=list(ARGUMENTS))
-        yield opened
-        opened.close()
-
-
 def faults(page: Any, address: str) -> list[str]:
     """What is wrong with a page at each width, in light and in dark; what the console says while it opens."""
     said: list[str] = []
@@ -136,7 +123,6 @@ def faults(page: Any, address: str) -> list[str]:
 
 
 @pytest.mark.browser
-@pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
 def test_every_page_is_sound_in_a_browser(site: Path, browser: Any) -> None:
     found: dict[str, list[str]] = {}
     for path in sorted(site.rglob("*.html")):
@@ -149,7 +135,6 @@ def test_every_page_is_sound_in_a_browser(site: Path, browser: Any) -> None:
 
 
 @pytest.mark.browser
-@pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
 def test_the_checks_in_the_browser_bite(tmp_path: Path, browser: Any) -> None:
     (tmp_path / "wrong.html").write_text(
         "<script>nothing.here()</script><main style='background: #fff'><p style='width: 2000px'>wide</p>"

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from pieces import Net
 from rows_compared import Made, Maker
 from torch import Tensor, nn
 from torch.nn import functional
@@ -39,22 +40,6 @@ def settled(model: nn.Module, *inputs: Any) -> nn.Module:
                 module.bias += 0.3 * torch.rand(module.bias.shape, generator=generator).double()
         model(*inputs)
     return model.eval()
-
-
-class Net(nn.Module):
-    """A forward function with named parts."""
-
-    def __init__(self, forward: Callable[..., Tensor], **parts: Any) -> None:
-        super().__init__()
-        self.function = forward
-        for name, part in parts.items():
-            if isinstance(part, Tensor) and not isinstance(part, nn.Parameter):
-                self.register_buffer(name, part)
-            else:
-                setattr(self, name, part)
-
-    def forward(self, *inputs: Tensor) -> Tensor:
-        return self.function(self, *inputs)
 
 
 def net(forward: Callable[..., Tensor], **parts: Any) -> nn.Module:

@@ -5,6 +5,7 @@ import random
 
 import pytest
 import torch
+from pieces import Net
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -15,19 +16,6 @@ from flatscope.network.tracing import trace
 pytestmark = pytest.mark.fast
 
 torch.set_num_threads(1)
-
-
-class Net(nn.Module):
-    """A module made of named parts and a function of (parts, input)."""
-
-    def __init__(self, forward, **parts: nn.Module) -> None:
-        super().__init__()
-        self._run = forward
-        for name, part in parts.items():
-            self.add_module(name, part)
-
-    def forward(self, *args, **kwargs):
-        return self._run(self, *args, **kwargs)
 
 
 def classes(model: nn.Module, example, *names: str) -> list[list[int]]:

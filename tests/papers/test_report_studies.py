@@ -9,7 +9,7 @@ from urllib.parse import unquote
 from xml.etree import ElementTree
 
 import pytest
-from test_report_browser import SIDEWAYS, browser, opened  # noqa: F401  the browser is a fixture
+from test_report_browser import SIDEWAYS, opened
 from test_report_browser import pytestmark as in_browser
 
 from flatscope.registry import PAPERS
@@ -63,7 +63,7 @@ def test_a_picture_as_an_address_is_the_same_picture(found: list[StudyResult]) -
 
 
 @pytest.fixture
-def page(browser: Any, path: Path) -> Iterator[Any]:  # noqa: F811
+def page(browser: Any, path: Path) -> Iterator[Any]:
     yield from opened(browser, path.as_uri())
 
 
@@ -96,7 +96,7 @@ def test_a_link_to_a_study_that_is_hidden_shows_it(page: Any, found: list[StudyR
 @in_browser[0]
 @in_browser[1]
 @pytest.mark.parametrize("width", [1280, 390])
-def test_nothing_is_wider_than_the_page(browser: Any, path: Path, width: int) -> None:  # noqa: F811
+def test_nothing_is_wider_than_the_page(browser: Any, path: Path, width: int) -> None:
     for view in opened(browser, path.as_uri(), viewport={"width": width, "height": 900}):
         assert view.evaluate(SIDEWAYS) <= 0
         badge, claim = (view.locator(f".claims tbody tr:first-child {part}").first for part in (".badge", "th"))

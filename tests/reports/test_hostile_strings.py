@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 from hostile import STRINGS, Filler, hostile_items, tidy
-from test_report_browser import browser as browser  # a fixture
 from test_report_browser import opened, pytestmark  # noqa: F401
 
 import flatscope as fs

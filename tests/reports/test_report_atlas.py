@@ -12,7 +12,7 @@ import pytest
 from hostile import STRINGS, tidy
 from test_atlas import followed
 from test_hostile_strings import looked_at
-from test_report_browser import SIDEWAYS, brightness, browser, made, opened, pytestmark  # noqa: F401  a fixture
+from test_report_browser import SIDEWAYS, brightness, made, opened, pytestmark  # noqa: F401  a fixture
 from test_report_layout import NOTHING, VIEWS, found
 
 import flatscope as fs
@@ -33,7 +33,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture
-def page(browser: Any, address: str) -> Iterator[Any]:  # noqa: F811
+def page(browser: Any, address: str) -> Iterator[Any]:
     for page in opened(browser, address):
         page.wait_for_selector(f"{CURVES}[data-at]")
         yield page
@@ -102,7 +102,7 @@ def test_pointing_and_keys_read_off_every_point(page: Any) -> None:
 
 
 @pytest.mark.parametrize(("width", "scheme"), VIEWS)
-def test_nothing_overlaps_and_nothing_is_cut(browser: Any, address: str, width: int, scheme: str) -> None:  # noqa: F811
+def test_nothing_overlaps_and_nothing_is_cut(browser: Any, address: str, width: int, scheme: str) -> None:
     for page in opened(browser, address, viewport={"width": width, "height": 900}, color_scheme=scheme):
         assert (brightness(page) > 200) == (scheme == "light")
         for axis in range(3):
@@ -119,7 +119,7 @@ def test_nothing_overlaps_and_nothing_is_cut(browser: Any, address: str, width: 
         assert drawn < 500
 
 
-def test_reads_and_prints_without_its_script(browser: Any, address: str) -> None:  # noqa: F811
+def test_reads_and_prints_without_its_script(browser: Any, address: str) -> None:
     context = browser.new_context(java_script_enabled=False)
     page = context.new_page()
     page.goto(address)
@@ -130,7 +130,7 @@ def test_reads_and_prints_without_its_script(browser: Any, address: str) -> None
     context.close()
 
 
-def test_names_and_values_that_want_to_be_more_are_text(browser: Any, tmp_path: Path) -> None:  # noqa: F811
+def test_names_and_values_that_want_to_be_more_are_text(browser: Any, tmp_path: Path) -> None:
     texts = [text for text in STRINGS.values() if "\ud800" not in text and text.strip()]
     frame = followed(24)
     frame["init"] = [texts[int(name[1:]) % 4] for name in frame["network"]]
@@ -150,7 +150,7 @@ def test_names_and_values_that_want_to_be_more_are_text(browser: Any, tmp_path: 
     assert [name for name in measures if tidy(name) not in text] == []
 
 
-def test_several_atlases_stand_on_one_page(browser: Any, tmp_path: Path) -> None:  # noqa: F811
+def test_several_atlases_stand_on_one_page(browser: Any, tmp_path: Path) -> None:
     items = {"first": atlas(), "second": fs.atlas(followed(20, seed=5), ["rho"], kinds=["kendall"], resamples=100)}
     for page in opened(browser, made(items, tmp_path)):
         page.wait_for_selector(f"#atlas-1 {CURVES}[data-at]")

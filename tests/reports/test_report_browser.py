@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,28 +11,14 @@ from test_report import HOSTILE, figure, history, table
 
 from flatscope.reports.page import report
 
-CHROMIUM = shutil.which("chromium")
-ARGUMENTS = (
-    "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update", "--no-first-run",
-)  # fmt: skip
 NAMES = "[...document.querySelectorAll('#measure-table tbody tr:not([hidden]) .name')].map(e => e.textContent)"
 FILTER, STATUS = "#measure-table-tools input[type=search]", "#measure-table-tools [role=status]"
 SIDEWAYS = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
 
 pytestmark = [
     pytest.mark.browser,
-    pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed"),
     pytest.mark.long,
 ]
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    with playwright.sync_playwright() as driver:
-        opened = driver.chromium.launch(executable_path=CHROMIUM, args=list(ARGUMENTS))
-        yield opened
-        opened.close()
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from test_report import table
-from test_report_browser import SIDEWAYS, brightness, browser, made, opened, pytestmark  # noqa: F401  a fixture
+from test_report_browser import SIDEWAYS, brightness, made, opened, pytestmark  # noqa: F401  a fixture
 from test_report_landscape import bowl
 from test_report_population import NETWORK_WIDE, population
 
@@ -39,14 +39,14 @@ def population_page(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture
-def landscape(browser: Any, landscape_page: str) -> Iterator[Any]:  # noqa: F811
+def landscape(browser: Any, landscape_page: str) -> Iterator[Any]:
     for page in opened(browser, landscape_page):
         page.wait_for_selector("canvas[data-azimuth]")
         yield page
 
 
 @pytest.fixture
-def many(browser: Any, population_page: str) -> Iterator[Any]:  # noqa: F811
+def many(browser: Any, population_page: str) -> Iterator[Any]:
     yield from opened(browser, population_page)
 
 
@@ -149,7 +149,7 @@ def test_surfaces_follow_the_theme_and_the_paper(landscape: Any) -> None:
     assert landscape.pdf(format="A4").startswith(b"%PDF")
 
 
-def test_a_phone_shows_surfaces_and_populations(browser: Any, landscape_page: str, population_page: str) -> None:  # noqa: F811
+def test_a_phone_shows_surfaces_and_populations(browser: Any, landscape_page: str, population_page: str) -> None:
     for address in (landscape_page, population_page):
         for page in opened(browser, address, viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True):
             assert page.evaluate(SIDEWAYS) == 0
@@ -159,7 +159,7 @@ def test_a_phone_shows_surfaces_and_populations(browser: Any, landscape_page: st
                 assert 250 < wide.bounding_box()["width"] <= 390
 
 
-def test_contour_maps_need_no_script(browser: Any, landscape_page: str) -> None:  # noqa: F811
+def test_contour_maps_need_no_script(browser: Any, landscape_page: str) -> None:
     context = browser.new_context(java_script_enabled=False)
     page = context.new_page()
     page.goto(landscape_page)
@@ -182,7 +182,7 @@ def test_of_several_scatters_the_chosen_one_is_shown(many: Any) -> None:
     assert shown.locator("h3").text_content() != NETWORK_WIDE[0]
 
 
-def test_scatters_need_no_script(browser: Any, population_page: str) -> None:  # noqa: F811
+def test_scatters_need_no_script(browser: Any, population_page: str) -> None:
     context = browser.new_context(java_script_enabled=False)
     page = context.new_page()
     page.goto(population_page)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from networks import mlp
 from test_report import bounds_table, figure, history, row
-from test_report_browser import SIDEWAYS, browser, made, opened, pytestmark  # noqa: F401  the browser is a fixture
+from test_report_browser import SIDEWAYS, made, opened, pytestmark  # noqa: F401  the browser is a fixture
 from test_report_landscape import bowl, criteria_table, units_table
 from test_report_population import population
 
@@ -69,7 +69,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 @pytest.mark.parametrize(("width", "scheme"), VIEWS)
 @pytest.mark.parametrize("name", ["networks", "one network", "population"])
 def test_nothing_overlaps_and_nothing_is_cut(
-    browser: Any,  # noqa: F811
+    browser: Any,
     pages: dict[str, str],
     name: str,
     width: int,
@@ -93,7 +93,7 @@ def test_nothing_overlaps_and_nothing_is_cut(
         ("unnamed", "document.querySelector('.chart').removeAttribute('aria-label')"),
     ],
 )
-def test_the_checks_bite(browser: Any, pages: dict[str, str], check: str, damage: str) -> None:  # noqa: F811
+def test_the_checks_bite(browser: Any, pages: dict[str, str], check: str, damage: str) -> None:
     context = browser.new_context(bypass_csp=True)
     page = context.new_page()
     page.goto(pages["networks"])
@@ -103,7 +103,7 @@ def test_the_checks_bite(browser: Any, pages: dict[str, str], check: str, damage
     context.close()
 
 
-def test_the_answer_is_above_the_fold(browser: Any, pages: dict[str, str]) -> None:  # noqa: F811
+def test_the_answer_is_above_the_fold(browser: Any, pages: dict[str, str]) -> None:
     for page in opened(browser, pages["networks"], viewport={"width": 1400, "height": 900}):
         sentence = page.locator(".conclusion")
         assert sentence.text_content().startswith("Keep either: test errors do not differ")
@@ -126,7 +126,7 @@ def test_the_answer_is_above_the_fold(browser: Any, pages: dict[str, str]) -> No
         assert "batch 512 better →" in words
 
 
-def test_both_networks_are_seen_on_a_phone(browser: Any, pages: dict[str, str]) -> None:  # noqa: F811
+def test_both_networks_are_seen_on_a_phone(browser: Any, pages: dict[str, str]) -> None:
     for page in opened(browser, pages["networks"], viewport={"width": 390, "height": 844}):
         for table in ("#answer", "#measures"):
             for heading in page.locator(f"{table} thead th").all()[:3]:
@@ -134,7 +134,7 @@ def test_both_networks_are_seen_on_a_phone(browser: Any, pages: dict[str, str]) 
                 assert box["x"] + box["width"] <= 390
 
 
-def test_the_keyboard_reaches_and_opens_everything(browser: Any, pages: dict[str, str]) -> None:  # noqa: F811
+def test_the_keyboard_reaches_and_opens_everything(browser: Any, pages: dict[str, str]) -> None:
     page = browser.new_page(viewport={"width": 1400, "height": 900})
     page.goto(pages["networks"])
     page.locator("#measures summary").first.focus()

@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from pieces import Net
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -16,19 +17,6 @@ pytestmark = pytest.mark.fast
 
 torch.set_num_threads(1)
 BatchNorm = nn.modules.batchnorm._BatchNorm
-
-
-class Net(nn.Module):
-    """A module made of named parts and a function of (parts, input)."""
-
-    def __init__(self, forward, **parts: nn.Module) -> None:
-        super().__init__()
-        self._run = forward
-        for name, part in parts.items():
-            self.add_module(name, part)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self._run(self, x)
 
 
 def prepared(model: nn.Module, seed: int = 0) -> nn.Module:

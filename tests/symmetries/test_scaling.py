@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from pieces import Net
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -19,19 +20,6 @@ pytestmark = pytest.mark.fast
 
 torch.set_num_threads(1)
 BatchNorm = nn.modules.batchnorm._BatchNorm
-
-
-class Net(nn.Module):
-    """A module made of named parts and a function of (parts, input)."""
-
-    def __init__(self, forward, **parts: nn.Module) -> None:
-        super().__init__()
-        self._run = forward
-        for name, part in parts.items():
-            self.add_module(name, part)
-
-    def forward(self, *args: Tensor, **kwargs: Tensor) -> Tensor:
-        return self._run(self, *args, **kwargs)
 
 
 class Block(nn.Module):
