@@ -174,8 +174,9 @@ class Result(ABC):
             return cls._from_rows(*from_parquet_bytes(content, cls.parquet_key()))
 
     def chart(self) -> Chart:
-        """Chart that `plot` draws, where a class has no picture of another kind."""
-        raise NotImplementedError
+        """Chart that `plot` draws, where a class has no picture of another kind; refused where it has none at all."""
+        fix = f"Its numbers are in to_frame(); to draw them, give {type(self).__name__} a method `chart`"
+        raise InputError("a result that has a picture", f"a {self.WORD}, which has none", where="plot", fix=fix)
 
     def plot(self, ax: Axes | None = None) -> Any:
         """Draw into Matplotlib axes that you have; without any, a figure of its own."""

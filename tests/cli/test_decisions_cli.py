@@ -104,3 +104,13 @@ def test_slips_are_refused_before_any_work(network: list[str]) -> None:
     ):
         with pytest.raises(InputError, match=said):
             CliRunner().invoke(app, words, catch_exceptions=False)
+
+
+@pytest.mark.parametrize("size", ["2.9", "-1", "nan"])
+def test_a_size_that_no_choice_reaches_is_refused_before_data_are_read(
+    network: list[str], size: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("flatscope.cli.run_decisions.load_problem", lambda _: pytest.fail("data were read"))
+    words = ["sensitivity", *network, "--bits", "4", "--bits", "3", "--mean-bits", size]
+    with pytest.raises(InputError, match="--mean-bits"):
+        CliRunner().invoke(app, words, catch_exceptions=False)

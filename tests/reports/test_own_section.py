@@ -40,10 +40,10 @@ class Drift(extend.Result):
         return [f"The weights moved by at most {self.frame['distance'].max():g}."]
 
 
-def drifts_part(found: Mapping[str, Drift], colours: Mapping[str, int]) -> extend.Part:
+def drifts_part(found: Mapping[str, Drift], colours: Mapping[str, int]) -> extend.PagePart:
     body = Markup("").join(Markup(drift.to_html()) for drift in found.values())
     answer = Markup("<p>{}</p>").format(" ".join(drift.headline for drift in found.values()))
-    return extend.Part(
+    return extend.PagePart(
         answer, [extend.Section("drift", "Drift", body)], {name: each.meta for name, each in found.items()}
     )
 
@@ -92,6 +92,13 @@ def test_names_that_would_not_do_are_refused(plural: str, before: str, word: str
         kind().register(plural, before=before)
     assert not ADDED_KINDS
     page_text(fs.measure(mlp().problem(), "l2_norm"))
+
+
+def test_a_result_without_a_picture_says_so(tmp_path: Path) -> None:
+    for draw in (drift().plot, drift().figure, lambda: drift().save(tmp_path / "drift.png")):
+        with pytest.raises(fs.InputError, match="picture"):
+            draw()
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_kind_is_registered_once() -> None:

@@ -18,6 +18,7 @@ from flatscope.decisions.forecast import Forecast, forecast
 from flatscope.decisions.sensitivity import Sensitivity
 from flatscope.decisions.sensitivity_function import sensitivity
 from flatscope.errors import InputError, refuse_unknown
+from flatscope.formatting import readable_number
 from flatscope.inputs.weight_files import read_weights
 
 BITS, SHARES = (8, 4, 3, 2), (0.5, 0.9)
@@ -32,11 +33,15 @@ def run_sensitivity(given: SensitivityCommand) -> None:
         if given.mean_bits is None:
             raise InputError("--mean-bits beside a file of the choice", "none", where=str(place))
         check_output_file(place, (ending,))
+    bits = BITS if given.bits is None else given.bits
+    if given.mean_bits is not None and not given.mean_bits >= min(bits, default=0):  # before anything is measured
+        got, fix = readable_number(given.mean_bits), "Ask for more bits, or try fewer with --bits"
+        raise InputError(f"at least {min(bits)}, the fewest bits to round to", got, where="--mean-bits", fix=fix)
     problem, _ = load_problem(given)
     shares = SHARES if given.sparsity is None else tuple(share for share in given.sparsity if share)
     result = sensitivity(
         problem,
-        BITS if given.bits is None else given.bits,
+        bits,
         shares,
         given.rounding,
         given.layer,
@@ -57,12 +62,12 @@ def run_sensitivity(given: SensitivityCommand) -> None:
         _show_chosen_bits(result, given)
 
 
-def _show_chosen_bits(found: Sensitivity, given: SensitivityCommand) -> None:
+def _show_chosen_bits(sensitivity: Sensitivity, given: SensitivityCommand) -> None:
     """Bits by layer for a size, with all layers rounded together."""
-    assert found.problem is not None
+    assert sensitivity.problem is not None
     assert given.mean_bits is not None
-    allocation = found.allocate(given.mean_bits)
-    rounded = found.apply(found.problem.model, allocation)
+    allocation = sensitivity.allocate(given.mean_bits)
+    rounded = sensitivity.apply(sensitivity.problem.model, allocation)
     if not given.as_json:  # before it is written: a disk that is full costs the files alone
         rows = [[layer, "as it is" if layer in allocation.unchanged else str(b)] for layer, b in allocation.items()]
         show_grid(["layer", "bits"], rows, title=f"{allocation.mean_bits:.3g} bits a weight")
