@@ -45,15 +45,15 @@ class Ascent:
         return f"the last step added {max(0.0, self.highest - self.before) / rise:.1g} of it{ended}"
 
 
-def rise_as_value(ctx: Context, found: Ascent, how: str, normalised: bool = False) -> Value:
+def rise_as_value(ctx: Context, ascent: Ascent, how: str, normalised: bool = False) -> Value:
     """The rise from the loss at the weights themselves, which lie in the set: never negative."""
     loss = ctx.scores().loss
-    rise = max(0.0, found.highest - loss)
+    rise = max(0.0, ascent.highest - loss)
     if normalised:
         if loss <= -1:
             raise NotApplicable("a loss above -1, since the rise is divided by 1 + loss", f"{loss:.4g}")
         rise /= 1 + loss
-    return Value(rise, low=rise, exact=False, reason=f"lower bound: {how}; {found.remark(loss)}")
+    return Value(rise, low=rise, exact=False, reason=f"lower bound: {how}; {ascent.remark(loss)}")
 
 
 class Region(NamedTuple):

@@ -113,7 +113,7 @@ def typical_values(name: str, per: str = "network") -> list[str]:
             f"Fashion-MNIST to a loss of 0.01{mean}{options['released']}"
         )
     if demo := known["demo"].get(name):
-        values = " and ".join(f"{_range_in_words(found)} ({network})" for network, found in demo.items())
+        values = " and ".join(f"{_range_in_words(usual)} ({network})" for network, usual in demo.items())
         lines.append(f"{values}: the two networks of `flatscope demo`, trained on digits{options['demo']}")
     return lines
 
@@ -124,7 +124,7 @@ def typical_numbers(name: str) -> dict[str, float]:
     return {network: float(numbers["value"]) for network, numbers in values.items() if "value" in numbers}
 
 
-def _range_in_words(found: Mapping[str, Any]) -> str:
-    if "value" in found:
-        return written(float(found["value"]))
-    return f"{written(float(found['low']))} … {written(float(found['high']))}"
+def _range_in_words(usual: Mapping[str, Any]) -> str:
+    if "value" in usual:
+        return written(float(usual["value"]))
+    return f"{written(float(usual['low']))} … {written(float(usual['high']))}"

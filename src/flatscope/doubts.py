@@ -62,8 +62,8 @@ def _accuracy_with_shifted_classes(ctx: Context, step: int) -> float:
     with torch.no_grad():
         for inputs, labels in ctx.batches():
             there = (labels + step >= 0) & (labels + step < classes)
-            found = sample_margins(ctx.forward(inputs), (labels + step).clamp(0, classes - 1)) > 0
-            right += int((found & there).sum())
+            shifted = sample_margins(ctx.forward(inputs), (labels + step).clamp(0, classes - 1)) > 0
+            right += int((shifted & there).sum())
     return right / ctx.problem.n_train
 
 

@@ -20,6 +20,7 @@ MOST_NAMED = 3
 MOST_TOLD = 5  # lines
 UNCERTIFIED = "NOT CERTIFIED"  # in the assumptions of a bound that shows the order of a formula
 TRAIN_IT = "Train it before flatness is read"
+STILL = "still on a slope"  # how a remark begins that a headline says in its own words
 LOWER_LEVELS = "layers, units or samples"
 Meta = Mapping[str, Any]
 RESCALED = {"layer_scaling", "unit_scaling"}
@@ -211,3 +212,11 @@ def _network_value(frame: pd.DataFrame, name: str) -> float:
 
 def _rows_of_measure(frame: pd.DataFrame, name: str) -> pd.DataFrame:
     return frame[(frame["measure"] == name) & (frame["layer"] == "")]
+
+
+def headline_has_remark(remark: str, headline: str) -> bool:
+    """True if a line of the headline has this remark already, in its own words or in these."""
+    return remark[1:].rstrip(".") in headline or (
+        remark.startswith(STILL)
+        and any(line.startswith(("No minimum", "Not trained")) for line in headline.splitlines())
+    )

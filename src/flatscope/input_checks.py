@@ -90,12 +90,12 @@ def _module_inside_wrapper(module: nn.Module) -> nn.Module | None:
 
 def remarks_on_wrappers(model: nn.Module) -> tuple[str, ...]:
     """Which wrappers `independent_copy` leaves out, in words."""
-    found = dict.fromkeys(
+    remarks = dict.fromkeys(
         type(module).__name__ for module in model.modules() if _module_inside_wrapper(module) is not None
     )
     words = {"OptimizedModule": "torch.compile"}
-    names = " and ".join(words.get(name, name) for name in found)
-    return (f"measured without the wrapping by {names}: the same function, run as it is written",) if found else ()
+    names = " and ".join(words.get(name, name) for name in remarks)
+    return (f"measured without the wrapping by {names}: the same function, run as it is written",) if remarks else ()
 
 
 def remarks_on_frozen_weights(model: nn.Module) -> tuple[str, ...]:

@@ -53,12 +53,12 @@ class Loss:
             outputs, targets = outputs.double(), targets.double() if targets.is_floating_point() else targets
         values = self.function(outputs, targets)
         if not isinstance(values, Tensor) or values.shape != (len(outputs),):
-            found = f"shape {tuple(values.shape)}" if isinstance(values, Tensor) else type(values).__name__
+            got = f"shape {tuple(values.shape)}" if isinstance(values, Tensor) else type(values).__name__
             fix = f"Use reduction='none' and sum over everything but the samples, or name one of {', '.join(LOSSES)}"
             if isinstance(values, Tensor) and values.ndim == 0:
                 each = "leave out the mean over samples, loss.flatten(1).mean(1) in place of loss.mean()"
                 fix = f"Use reduction='none', or {each}, or name one of {', '.join(LOSSES)}"
-            raise InputError(f"one loss per sample, shape ({len(outputs)},)", found, f"loss {self.name}", fix)
+            raise InputError(f"one loss per sample, shape ({len(outputs)},)", got, f"loss {self.name}", fix)
         return values if self.divisor == 1 else values / self.divisor
 
     def positions(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:

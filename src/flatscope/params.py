@@ -47,13 +47,13 @@ class _ComputedTensors(TorchFunctionMode):
 def tied_names(model: nn.Module) -> dict[str, str]:
     """Names beside the first one of tensors that several modules hold, each with that first one."""
     first: dict[int, str] = {}
-    found: dict[str, str] = {}
+    first_names: dict[str, str] = {}
     for prefix, module in model.named_modules():  # one that is registered in several places comes once
         for key, value in (*module._parameters.items(), *module._buffers.items()):
             name = f"{prefix}.{key}" if prefix else key
             if value is not None and first.setdefault(id(value), name) != name:
-                found[name] = first[id(value)]
-    return found
+                first_names[name] = first[id(value)]
+    return first_names
 
 
 def refuse_untied_weights(tied: Mapping[str, str], given: Mapping[str, Any], where: str) -> None:

@@ -178,11 +178,11 @@ def stacked_call_agrees(
 ) -> bool:
     """True if a call on stacked networks or samples works, and gives what they give one by one."""
     try:
-        found = list(together())
+        stacked = list(together())
     except (RuntimeError, TypeError, ValueError, NotImplementedError, NotApplicable):
         return False  # an operation without a batching rule, one that looks at values, or a weight that cannot be told
     try:
-        pairs = list(zip(found, one_by_one(), strict=True))
+        pairs = list(zip(stacked, one_by_one(), strict=True))
     except (RuntimeError, TypeError, ValueError, NotImplementedError):
         return False
     return all(agree_to_rounding(ctx, *pair) for pair in pairs)

@@ -267,18 +267,18 @@ class Problem:
         """Read the network, which from then on runs in plain words; refuse one that is no function of each sample."""
         everything = partial(self.batches, size=PROBED_BATCH)
         try:
-            found = first_reading(self.model, self.example(), self.leaves(), everything, self.uneven)
+            reading = first_reading(self.model, self.example(), self.leaves(), everything, self.uneven)
         except Exception:
             check.refuse_others(self.forward)
             raise
-        if not check.agree_with(found.outputs, found.reversed_outputs):
+        if not check.agree_with(reading.outputs, reading.reversed_outputs):
             check.refuse_others(self.forward)
-        refuse_hidden_uses(self.model, found.outputs)
+        refuse_hidden_uses(self.model, reading.outputs)
         # Whether values or shapes of the samples decide what is computed, so that the first ones do not show all.
-        self.samples_decide = self.uneven or bool(found.choice)
-        self.facts.structure = found.structure
-        if found.not_covered is not None:
-            self.facts.normal_form, self.facts.not_covered = self.facts, found.not_covered
+        self.samples_decide = self.uneven or bool(reading.choice)
+        self.facts.structure = reading.structure
+        if reading.not_covered is not None:
+            self.facts.normal_form, self.facts.not_covered = self.facts, reading.not_covered
 
     @property
     def plain(self) -> Problem:

@@ -72,8 +72,8 @@ class Ranks:
         lengths = self._everybodys(torch.tensor([len(rows)]))
         padded = rows.new_zeros((max(int(n) for n in lengths), *rows.shape[1:]))
         padded[: len(rows)] = rows
-        found = self._everybodys(padded)
-        return torch.cat([part[: int(n)] for part, n in zip(found, lengths, strict=True)]).to(rows.device)
+        shares = self._everybodys(padded)
+        return torch.cat([part[: int(n)] for part, n in zip(shares, lengths, strict=True)]).to(rows.device)
 
     def anywhere(self, flag: bool) -> bool:
         """True if the condition holds on any rank."""
@@ -81,15 +81,15 @@ class Ranks:
 
     def agree(self, digest: bytes) -> bool:
         """True if every rank has the same bytes."""
-        found = self._everybodys(torch.frombuffer(bytearray(digest), dtype=torch.uint8)) if self.size > 1 else []
-        return all(torch.equal(part, found[0]) for part in found)
+        digests = self._everybodys(torch.frombuffer(bytearray(digest), dtype=torch.uint8)) if self.size > 1 else []
+        return all(torch.equal(part, digests[0]) for part in digests)
 
     def _everybodys(self, tensor: Tensor) -> list[Tensor]:
         sent = tensor.contiguous().to(_wire())
-        found = [torch.empty_like(sent) for _ in range(self.size)]
+        received = [torch.empty_like(sent) for _ in range(self.size)]
         with _together():
-            dist.all_gather(found, sent)
-        return found
+            dist.all_gather(received, sent)
+        return received
 
 
 ALONE = Ranks()

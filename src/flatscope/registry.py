@@ -217,8 +217,8 @@ class Declaration(Facts):
 def _choices(function: Callable[..., Any], annotation: Any) -> tuple[str, ...]:
     """The words that an option of the type `Literal["one", "other"]` may be; empty for other options."""
     named = getattr(function, "__globals__", {}).get(annotation, annotation)  # a type of that module, by its name
-    found = re.fullmatch(r"(?:typing\.)?Literal\[(.*)\]", str(named), re.DOTALL)
-    return tuple(ast.literal_eval(f"({found[1]},)")) if found else ()
+    match = re.fullmatch(r"(?:typing\.)?Literal\[(.*)\]", str(named), re.DOTALL)
+    return tuple(ast.literal_eval(f"({match[1]},)")) if match else ()
 
 
 def _kind(value: Any) -> str:
@@ -341,22 +341,22 @@ def select(names: str | Iterable[str] | None, kind: str = "measure") -> list[Dec
 
 def unknown_name(name: str, known: Mapping[str, Declaration], kind: str) -> UnknownNameError:
     """Error for the name of a measure or bound that is not known: what an option gives it, or the nearest names."""
-    found = UnknownNameError.among(name, known, kind)
-    found.fix = _as_option(name, known) or found.fix
-    return found
+    error = UnknownNameError.among(name, known, kind)
+    error.fix = _as_option(name, known) or error.fix
+    return error
 
 
 def _as_option(name: str, known: Mapping[str, Declaration]) -> str:
     """How to get what an option of a measure gives, where a name ends in a word that the option may be."""
-    found, fix = list[str](), ""
+    options, fix = list[str](), ""
     for entry in known.values():
         for option, parameter in inspect.signature(entry.function).parameters.items():
             for word in _choices(entry.function, parameter.annotation):
                 whole = f"{entry.name}_{word}"
                 if name == whole or (option == "form" and whole.endswith(f"_{name}")):
-                    found.append(f"{entry.name} with {option}={word!r}")
+                    options.append(f"{entry.name} with {option}={word!r}")
                     fix = f"options={{{entry.name!r}: {{{option!r}: {word!r}}}}}, --option {entry.name}.{option}={word}"
-    return f"It is {' or '.join(found)}: {fix}" if found else ""
+    return f"It is {' or '.join(options)}: {fix}" if options else ""
 
 
 def _matches(pattern: str, entry: Declaration) -> bool:

@@ -103,29 +103,29 @@ def highest_loss_by_ascents(
     return ascend(ctx, evaluate, going, region, sizes[second:])
 
 
-def best_distinct_ascents(found: Ascent, kept: int) -> Tensor:
+def best_distinct_ascents(ascent: Ascent, kept: int) -> Tensor:
     """Numbers of the highest ways that do not lead to the same place, and then of the highest others: (kept,)."""
-    flat = [value.reshape(len(value), -1) for value in found.where.values()]
+    flat = [value.reshape(len(value), -1) for value in ascent.where.values()]
     products = torch.stack([(value @ value.T).cpu() for value in flat]).sum(0)
     lengths = products.diagonal().sqrt().clamp_min(torch.finfo(torch.float64).tiny)
     alike = products / lengths[:, None] / lengths > ALIKE
     chosen: list[int] = []
-    order = found.losses.argsort(descending=True).tolist()
+    order = ascent.losses.argsort(descending=True).tolist()
     for place in order:
         if not alike[place, chosen].any():
             chosen.append(place)
     return torch.tensor([*chosen, *(place for place in order if place not in chosen)][:kept])
 
 
-def bracketed_rise(ctx: Context, found: Ascent, how: str, normalised: bool = False) -> Value:
+def bracketed_rise(ctx: Context, ascent: Ascent, how: str, normalised: bool = False) -> Value:
     """The rise from the loss at the weights, as `rise_as_value`, with an upper guess of the maximum.
 
     Low is what was found. High is above it by as much as the ends of the ascents are apart, and `AGREE` at the least;
     there is none where a single ascent, or one that ran out of time, has nothing to compare with.
     """
-    value = rise_as_value(ctx, found, how, normalised)
-    rise = found.highest - ctx.scores().loss
-    if len(found.losses) == 1 or found.late or not rise > 0:
+    value = rise_as_value(ctx, ascent, how, normalised)
+    rise = ascent.highest - ctx.scores().loss
+    if len(ascent.losses) == 1 or ascent.late or not rise > 0:
         return value
-    apart = (found.highest - float(found.losses.min())) / rise
+    apart = (ascent.highest - float(ascent.losses.min())) / rise
     return replace(value, high=float(value.value) * (1 + max(AGREE, min(apart, 1.0))))

@@ -58,20 +58,20 @@ def float32_products(coarse: bool) -> Iterator[None]:
             _set_switch(entry, value)
 
 
-def _read_newer_switches(found: dict[Entry, str]) -> None:
+def _read_newer_switches(switches: dict[Entry, str]) -> None:
     """Read each newer switch after the more general ones were cleared.
 
     Those of cuDNN are left out, and may not be set, while nobody has set them: they are "tf32" then, but follow the
     more general ones, which no value that can be set does.
     """
     for entry in (_GENERAL, *_LIBRARIES):
-        found[entry] = _read_switch(entry)
+        switches[entry] = _read_switch(entry)
         _set_switch(entry, "none")
     for entry in _PRODUCTS:
-        found[entry] = _read_switch(entry)
+        switches[entry] = _read_switch(entry)
     said = {entry: _read_switch(entry) for entry in _CUDNN}
     _set_switch(_CUDA, "ieee")
-    found |= {entry: value for entry, value in said.items() if value != "tf32" or _read_switch(entry) == "tf32"}
+    switches |= {entry: value for entry, value in said.items() if value != "tf32" or _read_switch(entry) == "tf32"}
     _set_switch(_CUDA, "none")
 
 

@@ -11,17 +11,17 @@ BEGINS = "likeliest reason: "
 
 
 def answers_with_reasons(
-    found: Mapping[str, Answer], claims: Iterable[Claim], scale: str, reasons: Mapping[str, str]
+    answers: Mapping[str, Answer], claims: Iterable[Claim], scale: str, reasons: Mapping[str, str]
 ) -> dict[str, Answer]:
     """The answers; those of claims that are contradicted with the reason that is given for them.
 
     Args:
-        found: answers by the keys of the claims.
+        answers: given by the keys of the claims.
         claims: of the study.
         scale: of the run.
         reasons: why a claim may fail at this scale, by the key of the claim.
     """
-    told = dict(found)
+    told = dict(answers)
     for claim in claims:
         answer = told[claim.key]
         if claim.key in reasons and finding_of_claim(claim, answer, scale).verdict == CONTRADICTED:

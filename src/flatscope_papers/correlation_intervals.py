@@ -41,14 +41,14 @@ def pearson_interval(x: Floats, y: Floats, *, resamples: int = 2_000) -> tuple[f
     if len(x) < FEWEST:
         return None
     values = np.stack([x, y])
-    (found,), (error,) = _correlations_with_last_row(values)
+    (correlation,), (error,) = _correlations_with_last_row(values)
     drawn = np.random.default_rng(0).integers(len(x), size=(resamples, len(x)))
     again, errors = (part[:, 0] for part in _correlations_with_last_row(np.moveaxis(values[:, drawn], 0, 1)))
     with np.errstate(divide="ignore", invalid="ignore"):  # resamples on a line or without spread: infinitely far off
-        here, there = np.arctanh(found), np.arctanh(again)
+        here, there = np.arctanh(correlation), np.arctanh(again)
         ratio = np.abs(there - here) * (1 - again**2) / errors
         factor = float(np.quantile(np.where(np.isnan(ratio), np.inf, ratio), LEVEL))
-        reach = factor * error / (1 - found**2)
+        reach = factor * error / (1 - correlation**2)
     if not math.isfinite(reach) or not reach > 0:
         return None
     return math.tanh(here - reach), math.tanh(here + reach)

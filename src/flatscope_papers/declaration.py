@@ -55,8 +55,8 @@ def each_trial(note: str) -> Callable[[Callable[[Config, Store], Measured]], Wor
         @functools.wraps(measured)
         def work(configs: list[dict[str, Any]], store: Store, report: Report) -> None:
             for number, config in enumerate(configs):
-                found = measured(config, store)
-                store.write(config, found.metrics, frames=found.frames, weights=found.weights)
+                measured_now = measured(config, store)
+                store.write(config, measured_now.metrics, frames=measured_now.frames, weights=measured_now.weights)
                 report((number + 1) / len(configs), note)
 
         return work

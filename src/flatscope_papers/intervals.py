@@ -92,9 +92,9 @@ def geometric_mean_over_runs(values: Any, note: str = "") -> Answer:
         return Answer(
             math.nan, runs=int(np.size(values)), note=_join_notes(note, "a value that is not positive and finite")
         )
-    found = mean_over_runs(np.log(kept), note)
-    ends = [None if end is None else math.exp(end) for end in (found.low, found.high)]
-    return replace(found, value=math.exp(found.value), low=ends[0], high=ends[1])
+    mean = mean_over_runs(np.log(kept), note)
+    ends = [None if end is None else math.exp(end) for end in (mean.low, mean.high)]
+    return replace(mean, value=math.exp(mean.value), low=ends[0], high=ends[1])
 
 
 def difference_of_means(first: Any, second: Any, note: str = "", *, level: float = LEVEL) -> Answer:
@@ -207,16 +207,16 @@ def absolute_answer(answer: Answer) -> Answer:
 
 def correlation_with_interval(x: Any, y: Any, kind: str = "pearson", note: str = "") -> Answer:
     """Correlation with its interval: a studentised bootstrap for Pearson's, the jackknife for those of ranks."""
-    found = correlate(x, y, kind)  # type: ignore[arg-type]
-    words = _join_notes(note, found.note)
+    estimate = correlate(x, y, kind)  # type: ignore[arg-type]
+    words = _join_notes(note, estimate.note)
     if kind != "pearson":
-        low, high = (None if math.isnan(end) else end for end in (found.low, found.high))
-        return Answer(found.value, low, high, runs=found.n, note=words)
+        low, high = (None if math.isnan(end) else end for end in (estimate.low, estimate.high))
+        return Answer(estimate.value, low, high, runs=estimate.n, note=words)
     first, second, _ = finite_pairs(x, y)
-    ends = None if math.isnan(found.value) else pearson_interval(first, second)
+    ends = None if math.isnan(estimate.value) else pearson_interval(first, second)
     if ends is None:
-        return Answer(found.value, runs=found.n, note=_join_notes(words, "no interval from these networks"))
-    return Answer(found.value, *ends, runs=found.n, note=words)
+        return Answer(estimate.value, runs=estimate.n, note=_join_notes(words, "no interval from these networks"))
+    return Answer(estimate.value, *ends, runs=estimate.n, note=words)
 
 
 def _extreme_over_networks(values: Any, note: str, of: str, pick: Callable[[Floats], float], beyond: str) -> Answer:

@@ -37,12 +37,12 @@ def portions_of_stages(stages: Sequence[Stage], at_once: int | None) -> list[Por
     needed = [_keys_of_trials_read(part) for part in parts]
     last = {key: number for number, keys in enumerate(needed) for key in keys}
     made: dict[str, Config] = {}
-    found = []
+    portions = []
     for number, part in enumerate(parts):
         made |= {key_of(config): config for config in part.configs}
         over = [key for key in made if last.get(key, -1) <= number]
-        found.append(Portion(part, tuple(made.pop(key) for key in over)))
-    return found
+        portions.append(Portion(part, tuple(made.pop(key) for key in over)))
+    return portions
 
 
 def stages_that_read_trials_of(own: Sequence[Stage], later: Iterable[Stage]) -> tuple[list[Stage], set[str]]:
@@ -55,7 +55,7 @@ def stages_that_read_trials_of(own: Sequence[Stage], later: Iterable[Stage]) -> 
     others = list(later)
     every = {key_of(config) for stage in (*own, *others) for config in stage.configs}
     known = {key_of(config) for stage in own for config in stage.configs}
-    found, rest = [], set[str]()
+    readers, rest = [], set[str]()
     for stage in others:
         units = []
         for unit in stage.units:
@@ -67,8 +67,8 @@ def stages_that_read_trials_of(own: Sequence[Stage], later: Iterable[Stage]) -> 
             elif not keys <= known:
                 rest |= needs
         if units:
-            found.append(Stage(units, stage.work, stage.gpus))
-    return found, rest
+            readers.append(Stage(units, stage.work, stage.gpus))
+    return readers, rest
 
 
 def _stages_in_portions(stages: Sequence[Stage], at_once: int | None) -> Iterator[Stage]:

@@ -46,8 +46,8 @@ def result_with_current_claims(declared: Study, saved: StudyResult, tables: Mapp
     notes = tuple(dict.fromkeys((*saved.notes, *(own.notes if own else ()))))
     provenance = {**saved.provenance, "judged again": datetime.now(UTC).strftime("%Y-%m-%d")}
     analysis = Analysis(saved.table, known, own.draw if own else keep_saved_figure, notes, own.reasons if own else {})
-    found = judged_study_result(asked, saved.scale, analysis, provenance)
+    result = judged_study_result(asked, saved.scale, analysis, provenance)
     drawn = (
         own is not None and own.draw is not keep_saved_figure and bool(saved.svg)
     )  # no picture is kept of a scale that a larger one has superseded
-    return found if drawn else replace(found, svg=saved.svg, png=saved.png)
+    return result if drawn else replace(result, svg=saved.svg, png=saved.png)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from flatscope.extend import Kind, Part
+from flatscope.extend import Kind, PagePart
 
 
 def _is_study(item: object) -> bool:
@@ -18,7 +18,7 @@ def _scale_of_study(study: Any) -> str:
     return f"{study.scale} scale"
 
 
-def _studies_section(studies: Mapping[str, Any], colours: Mapping[str, int]) -> Part:
+def _studies_section(studies: Mapping[str, Any], colours: Mapping[str, int]) -> PagePart:
     from flatscope_papers.pages.section import report_section
 
     return report_section(studies, colours)

@@ -72,7 +72,7 @@ def load_results(
     Raises:
         DataFileError: a result cannot be read, and `damaged` is not there to say so.
     """
-    found: dict[str, dict[str, StudyResult]] = {}
+    results: dict[str, dict[str, StudyResult]] = {}
     for path in sorted(Path(folder).glob(f"*/*/{VERDICTS_FILE}")):
         try:
             result = StudyResult.load(path.parent)
@@ -81,8 +81,8 @@ def load_results(
                 raise
             damaged[path.parts[-3], path.parts[-2]] = problem
             continue
-        found.setdefault(result.name, {})[result.scale] = result
-    return found
+        results.setdefault(result.name, {})[result.scale] = result
+    return results
 
 
 def results_by_scale(results: Mapping[str, StudyResult]) -> list[StudyResult]:
@@ -103,7 +103,7 @@ def claim_entries(results: Results) -> list[Entry]:
 def claim_entries_of_study(declared: Study, results: Results) -> list[Entry]:
     """The claims of one study as it is declared; what a result lacks, or has by another number, is not run."""
     sizes = results_by_scale(results.get(declared.name, {}))
-    found: list[Entry] = []
+    entries: list[Entry] = []
     for claim in declared.claims:
         same = [(result.scale, f) for result in sizes for f in result.findings if f.claim.key == claim.key]
         known = {scale: finding for scale, finding in same if finding.claim.number == claim.number}
@@ -112,14 +112,14 @@ def claim_entries_of_study(declared: Study, results: Results) -> list[Entry]:
             told = replace(finding.claim, headline=claim.headline, quantity=claim.quantity)
             known[place] = replace(finding, claim=told)
         finding = known.pop(scale) if scale else Finding(claim, Answer(math.nan, runs=0), NOT_RUN)
-        found.append(Entry(declared, finding, scale, known))
-    return found
+        entries.append(Entry(declared, finding, scale, known))
+    return entries
 
 
-def verdict_counts_by_group(found: Iterable[Entry]) -> dict[tuple[str, str], Counter[str]]:
+def verdict_counts_by_group(entries: Iterable[Entry]) -> dict[tuple[str, str], Counter[str]]:
     """Numbers of verdicts, by paper and group of claims."""
     counts: dict[tuple[str, str], Counter[str]] = {}
-    for entry in found:
+    for entry in entries:
         if entry.finding.counts:
             counts.setdefault((entry.study.paper, entry.group), Counter())[entry.finding.verdict] += 1
     return counts

@@ -225,15 +225,15 @@ def export(
     check_output_file(out, EXPORTS)
     folder = _saved_folder(results)
     saved = load_results(folder)
-    found = [result for name in studies() if (result := result_at_largest_scale(saved.get(name, {})))]
-    if not found:
+    shown = [result for name in studies() if (result := result_at_largest_scale(saved.get(name, {})))]
+    if not shown:
         got = "smoke runs only, which are never judged" if saved else "none: nothing has been run"
         fix = "Run studies first, as in flatscope study run 'petzka2019-*'; flatscope study list names them"
         raise InputError("at least one saved result", got, where=str(folder), fix=fix)
     if out.suffix == ".md":
         write_pages(saved, out)
     elif out.suffix == ".html":
-        report(found, out, title="Reproduction of the four papers")
+        report(shown, out, title="Reproduction of the four papers")
     else:
         frame = claim_frame(saved)
         as_csv = out.suffix == ".csv"
@@ -269,10 +269,10 @@ def _study_names_matching(patterns: list[str]) -> list[str]:
     known = list(studies())
     chosen: dict[str, None] = {}
     for pattern in patterns:
-        found = [name for name in known if pattern == "all" or fnmatch.fnmatchcase(name, pattern)]
-        if not found:
+        names = [name for name in known if pattern == "all" or fnmatch.fnmatchcase(name, pattern)]
+        if not names:
             raise UnknownNameError.among(pattern, known, "study")
-        chosen.update(dict.fromkeys(found))
+        chosen.update(dict.fromkeys(names))
     return list(chosen)
 
 
@@ -329,8 +329,8 @@ def _print_headline_claims(saved: Mapping[str, Mapping[str, StudyResult]], paper
     from flatscope_papers.toml_files import FOUR_PAPERS, paper_words
 
     for paper in papers:
-        found = [entry for entry in claim_entries(saved) if entry.study.paper == paper]
-        chosen = [entry for part in headline_claims_by_verdict(found).values() for entry in part]
+        entries = [entry for entry in claim_entries(saved) if entry.study.paper == paper]
+        chosen = [entry for part in headline_claims_by_verdict(entries).values() for entry in part]
         rows = [
             [
                 f"{SIGNS[entry.finding.verdict]} {entry.finding.verdict}",
@@ -344,7 +344,7 @@ def _print_headline_claims(saved: Mapping[str, Mapping[str, StudyResult]], paper
         ]
         typer.echo(f"{FOUR_PAPERS[paper]}: {paper_words(paper).title}\n{paper_words(paper).says}")
         show_grid(["verdict", "claim", "paper", "here", "scale", "study"], rows)
-        show_text(f"{judged_studies_badge(found)}: {judged_verdict_counts(entry.finding for entry in found)}\n")
+        show_text(f"{judged_studies_badge(entries)}: {judged_verdict_counts(entry.finding for entry in entries)}\n")
 
 
 def _print_list(title: str, entries: Iterable[str]) -> None:

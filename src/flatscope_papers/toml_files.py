@@ -134,8 +134,8 @@ def study_words_of_table(whole: Mapping[str, Any], name: str, where: str) -> Wor
 def settings_by_scale(module: str) -> dict[str, dict[str, Any]]:
     """The settings of a module by scale, from `grids.toml` beside it."""
     package, _, name = module.rpartition(".")
-    found: dict[str, dict[str, Any]] = _read_package_toml(package, "grids.toml")[name]
-    return found
+    settings: dict[str, dict[str, Any]] = _read_package_toml(package, "grids.toml")[name]
+    return settings
 
 
 @functools.cache

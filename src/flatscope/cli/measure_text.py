@@ -110,8 +110,8 @@ def _options_text(entry: Declaration, arguments: dict[str, str], width: int) -> 
 def _split_docstring(entry: Declaration) -> tuple[str, dict[str, str]]:
     """The text between the first line and the arguments, with formulas as text, and what each argument is."""
     text = inspect.getdoc(entry.function) or ""
-    text = re.sub(r":math:`([^`]*)`", lambda found: formula_as_text(found[1]), text)
-    text = re.sub(r"\.\. math:: (.*)", lambda found: formula_as_text(found[1]), text)
+    text = re.sub(r":math:`([^`]*)`", lambda match: formula_as_text(match[1]), text)
+    text = re.sub(r"\.\. math:: (.*)", lambda match: formula_as_text(match[1]), text)
     text, _, listed = text.partition("\nArgs:\n")
     listed = re.split(r"\n(?=\S)", listed)[0]  # up to the next section
     arguments = re.findall(r"^ {4}(\w+): (.*(?:\n {5,}.*)*)", listed, flags=re.MULTILINE)

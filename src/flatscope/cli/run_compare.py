@@ -75,40 +75,42 @@ def run_compare(given: CompareCommand) -> None:
         raise stopped
 
 
-def show_comparison_answer(found: Comparison) -> None:
+def show_comparison_answer(comparison: Comparison) -> None:
     """The headline; loss, error and the measures that it rests on; what else to keep in mind."""
-    show_headline(found.headline)
-    measures = [voice.measure for voice in found.conclusion.voices]
-    rows = [line[:-2] for line in found.lines() if line[0] in measures or line[0] in FIT_ROWS]
-    if len(found.names) <= MOST_SHOWN:
-        show_grid(["", *found.names], rows)
-    _show_cautions(found)
+    show_headline(comparison.headline)
+    measures = [voice.measure for voice in comparison.conclusion.voices]
+    rows = [line[:-2] for line in comparison.lines() if line[0] in measures or line[0] in FIT_ROWS]
+    if len(comparison.names) <= MOST_SHOWN:
+        show_grid(["", *comparison.names], rows)
+    _show_cautions(comparison)
 
 
-def _show_cautions(found: Comparison, most: int = MOST_CAUTIONS) -> None:
+def _show_cautions(comparison: Comparison, most: int = MOST_CAUTIONS) -> None:
     """Print the remarks that the headline does not have."""
-    further = [str(warning) for warning in found.warnings() if warning not in found.headline.splitlines()]
+    further = [str(warning) for warning in comparison.warnings() if warning not in comparison.headline.splitlines()]
     for warning in further[:most]:
         stdout_screen().print(Text.assemble(("To keep in mind: ", "bold yellow"), warning))
     if len(further) > most:
         show_note(f"{len(further) - most} more to keep in mind: --out FILE or --report PAGE")
 
 
-def show_comparison(found: Comparison) -> None:
+def show_comparison(comparison: Comparison) -> None:
     """The answer, one table of losses and measures, and at most five remarks."""
-    show_headline(found.headline)
-    if len(found.names) > MOST_SHOWN:
-        show_note(f"the values of {len(found.names)} networks are too many for a terminal: --out FILE or --report PAGE")
-        show_grid(["measure", "verdict"], [[line[0], line[-1]] for line in found.lines() if line[-1]])
+    show_headline(comparison.headline)
+    if len(comparison.names) > MOST_SHOWN:
+        show_note(
+            f"the values of {len(comparison.names)} networks are too many for a terminal: --out FILE or --report PAGE"
+        )
+        show_grid(["measure", "verdict"], [[line[0], line[-1]] for line in comparison.lines() if line[-1]])
     else:
-        rows = [[*line[:-2], line[-2] if line[-1] in ("", "comparable") else line[-1]] for line in found.lines()]
-        show_grid(found.header[:-1], rows, title="\nbest first: > better, ≳ better within the error, = equal")
-    _show_cautions(found, MOST_REMARKS - 2)
-    if found.counting:
-        places = list(found.ranking()["name"])
+        rows = [[*line[:-2], line[-2] if line[-1] in ("", "comparable") else line[-1]] for line in comparison.lines()]
+        show_grid(comparison.header[:-1], rows, title="\nbest first: > better, ≳ better within the error, = equal")
+    _show_cautions(comparison, MOST_REMARKS - 2)
+    if comparison.counting:
+        places = list(comparison.ranking()["name"])
         more = f" and {len(places) - FEW_PLACES} more" if len(places) > FEW_PLACES else ""
         stdout_screen().print(
-            Text(f"By what counts ({', '.join(found.counting)}): {', '.join(places[:FEW_PLACES])}{more}.")
+            Text(f"By what counts ({', '.join(comparison.counting)}): {', '.join(places[:FEW_PLACES])}{more}.")
         )
     show_note("why a measure is not comparable, how sure the order is: --out FILE or --report PAGE")
 

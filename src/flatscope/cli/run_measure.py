@@ -46,6 +46,7 @@ from flatscope.context import Context, make_effort
 from flatscope.doubts import MOST, TRAINING_ERROR, training_error_doubt
 from flatscope.errors import InputError, Interrupted
 from flatscope.formatting import numbered, readable_number
+from flatscope.headlines import headline_has_remark
 from flatscope.inputs.loading import Data, DataSource
 from flatscope.inputs.weight_files import read_weights
 from flatscope.measures.layer_values import ASKED
@@ -59,7 +60,6 @@ from flatscope.summarising import summary_of
 from flatscope.table import Table
 
 SHORT = 34  # letters of a remark that is not put below the table
-STILL = "still on a slope"  # how the remark begins that this is no minimum
 INVISIBLE = 1e-5  # of a value: an error that four digits do not show
 SOME_LAYERS = re.compile(r"(\d+) of (\d+) layers: (.*)", re.DOTALL)
 HOW = re.compile(
@@ -232,7 +232,7 @@ def show_measured(table: Table, fit: Fit) -> None:
     screen.print(Text(f"{fit.data}: {samples}, {fit.how}; {numbered(fit.summary.parameters, 'parameter')}"))
     show_headline(table.headline)
     for remark in table.meta.get("remarks", ()):
-        if not _headline_has_remark(str(remark), table.headline):
+        if not headline_has_remark(str(remark), table.headline):
             screen.print(Text.assemble(("To keep in mind: ", "bold yellow"), f"{remark}"))
     if all(row.is_core or row.name in PICTURED for row in rows):  # what is by layer and sample, the page shows
         # The first line has the number of parameters already.
@@ -249,13 +249,6 @@ def show_measured(table: Table, fit: Fit) -> None:
         screen.print(Text(_number_of_measures_in_words(table)))
     for remark, place in _show_rows_by_family(rows).items():
         screen.print(Text(f"[{place}] {remark}"))
-
-
-def _headline_has_remark(remark: str, headline: str) -> bool:
-    """True if the headline has this remark already, in its own words or in these."""
-    return remark[1:].rstrip(".") in headline or (
-        remark.startswith(STILL) and headline.startswith(("No minimum", "Not trained"))
-    )
 
 
 def _number_of_measures_in_words(table: Table) -> str:

@@ -67,20 +67,20 @@ def run_audit(given: AuditCommand) -> None:
     write_and_show_result(result, given, lambda: show_audit(result))
 
 
-def show_audit(found: Audit) -> None:
+def show_audit(audited: Audit) -> None:
     """The matrix of measures and symmetries; red where a verdict contradicts the declaration."""
 
     def styled(text: str, wrong: bool) -> Text:
         style = next((style for verdict, style in _STYLES.items() if text.startswith(verdict)), "")
         return Text(text, style="bold red" if wrong else style)
 
-    rows = [[Text(name), *(styled(*cell) for cell in cells)] for (name, _), *cells in found.lines()]
-    header = ["measure", *(name.replace("_", " ") for name in found.symmetries)]
+    rows = [[Text(name), *(styled(*cell) for cell in cells)] for (name, _), *cells in audited.lines()]
+    header = ["measure", *(name.replace("_", " ") for name in audited.symmetries)]
     show_grid(header, rows, title="relative change of each measure, same function")
-    for reason, names in found.notes().items():
-        listed = "all measures" if len(names) == len(found.measures) else first_of_names(names, SHOWN)
+    for reason, names in audited.notes().items():
+        listed = "all measures" if len(names) == len(audited.measures) else first_of_names(names, SHOWN)
         show_note(f"{reason.rstrip('.')} ({listed})")
-    wrong = found.disagrees
+    wrong = audited.disagrees
     for name, symmetry, declared in zip(wrong["measure"], wrong["symmetry"], wrong["declared"], strict=True):
         says = "declared invariant, and moved" if declared else "not declared invariant, yet stands still"
         show_note(f"{name} under {symmetry.replace('_', ' ')}: {says}")
@@ -98,11 +98,11 @@ def run_explain(given: ExplainCommand) -> None:
     write_and_show_result(explanation, given, lambda: show_explanation(explanation))
 
 
-def show_explanation(found: Explanation) -> None:
+def show_explanation(explanation: Explanation) -> None:
     """The headline, the row of every parameter, and what holds for several of them."""
-    show_headline(found.headline)
-    show_grid(*found.cells())
-    for line in found.details():
+    show_headline(explanation.headline)
+    show_grid(*explanation.cells())
+    for line in explanation.details():
         show_note(line)
 
 

@@ -41,7 +41,7 @@ def _paths_with_study_scales(given: str) -> list[str]:
     marks = [kind.folder_file for kind in shown_kinds().values() if kind.folder_file]
     if any((folder / file).is_file() for file in (HISTORY_FILE, *marks)):
         return [given]
-    scales = [found.parent for mark in marks for found in sorted(folder.glob(f"*/{mark}"))]
+    scales = [marked.parent for mark in marks for marked in sorted(folder.glob(f"*/{mark}"))]
     if not scales and any(any(folder.glob(f"*/*/{mark}")) for mark in marks):
         fix = f"Name one of them, or make a page of all: flatscope study export report.html --results {folder}"
         raise InputError("the folder of one study", "a folder of several", where=str(folder), fix=fix)

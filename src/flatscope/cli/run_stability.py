@@ -112,8 +112,8 @@ def _run_of_checkpoint_files(given: StabilityCommand) -> Run:
 
 def _numbers_in(paths: list[Path]) -> list[int]:
     """The last number in each name where they all have one and it rises, else their places."""
-    found = [re.findall(r"\d+", path.stem) for path in paths]
-    numbers = [int(each[-1]) for each in found if each]
+    digits = [re.findall(r"\d+", path.stem) for path in paths]
+    numbers = [int(each[-1]) for each in digits if each]
     return numbers if len(numbers) == len(paths) and sorted(set(numbers)) == numbers else list(range(len(paths)))
 
 

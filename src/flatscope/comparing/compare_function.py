@@ -155,7 +155,7 @@ def _summaries(
     A gradient is only taken where the time is expected to suffice for it and for the copies that are looked for next;
     and the names of those of which there was no time to see whether they are at a minimum.
     """
-    problems, found, late = {name: context.problem for name, context in contexts.items()}, {}, []
+    problems, summaries, late = {name: context.problem for name, context in contexts.items()}, {}, []
     with _in_time(effort, problems):
         begun = time.monotonic()
         for context in contexts.values():
@@ -167,10 +167,12 @@ def _summaries(
         for name, context in contexts.items():
             enough = effort.end is None or time.monotonic() + needed < effort.end
             enough = enough or context.problem.ranks.size > 1
-            found[name] = summary_of(context, folded[name], differentiates=enough)
-            if math.isnan(found[name].fall) and not (enough and (effort.end is None or time.monotonic() < effort.end)):
+            summaries[name] = summary_of(context, folded[name], differentiates=enough)
+            if math.isnan(summaries[name].fall) and not (
+                enough and (effort.end is None or time.monotonic() < effort.end)
+            ):
                 late.append(name)
-    return found, late
+    return summaries, late
 
 
 @contextmanager
@@ -217,28 +219,28 @@ def _problems_by_name(networks: Networks, data: Any, test: Any, loss: str | PerS
         raise InputError("a list or dictionary of networks", type(networks).__name__, "compare", fix)
     if len(named) < 2:
         raise InputError("at least two networks", str(len(named)), where="compare", fix="Measure one with fs.measure")
-    found: dict[str, Problem] = {}
+    by_name: dict[str, Problem] = {}
     for name, given in named.items():
         if isinstance(given, Problem):
             if data is not None or test is not None:
                 fix = "Problems have their data already; pass models with data=, or problems without"
                 raise InputError("models where data are given", "a Problem", where=f"compare, {name}", fix=fix)
-            found[name] = given
+            by_name[name] = given
         elif isinstance(given, nn.Module):
             if data is None:
                 raise InputError("data for models", "none", where="compare", fix="Pass data=(x, y), or problems")
-            first = next(iter(found.values()), None)  # read once, shared by all
+            first = next(iter(by_name.values()), None)  # read once, shared by all
             train = data if first is None else first.train
             held_out = test if first is None or test is None else first.test
             try:
-                found[name] = Problem(given, train=train, test=held_out, loss=loss)
+                by_name[name] = Problem(given, train=train, test=held_out, loss=loss)
             except FlatscopeError as problem:
                 problem.where = f"{name}, {problem.where}" if problem.where else name
                 raise
         else:
             fix = advice_on_model(given)
             raise InputError("a Problem or a torch.nn.Module", type(given).__name__, f"compare, {name}", fix)
-    return found
+    return by_name
 
 
 def _refuse_other_data(problems: Mapping[str, Problem]) -> None:

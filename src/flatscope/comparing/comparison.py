@@ -204,13 +204,13 @@ class Comparison(Result):
 
     def orders(self, word: str = "comparable") -> dict[str, list[str]]:
         """Which orders of the networks the measures give, best first, and which measures give each."""
-        found: dict[str, list[str]] = {}
+        measures_by_order: dict[str, list[str]] = {}
         for label, quantity in self._quantities.items():
             if self._verdicts[label].word == word and len(self.distinct) > 1:
-                found.setdefault(
+                measures_by_order.setdefault(
                     rankings.order_in_words(rankings.ranking_of_networks(quantity, self.distinct)), []
                 ).append(label)
-        return dict(sorted(found.items(), key=lambda item: -len(item[1])))
+        return dict(sorted(measures_by_order.items(), key=lambda item: -len(item[1])))
 
     @property
     def table(self) -> pd.DataFrame:
@@ -242,8 +242,8 @@ class Comparison(Result):
             verdict = self._verdicts[label]
             places: dict[str, list[float]] = {}
             if verdict.word in ("comparable", "not comparable"):
-                found = rankings.ranking_of_networks(quantity, self.distinct, level).to_frame()
-                places = dict(zip(found["name"], found[ranks].to_numpy().tolist(), strict=True))
+                ranking = rankings.ranking_of_networks(quantity, self.distinct, level).to_frame()
+                places = dict(zip(ranking["name"], ranking[ranks].to_numpy().tolist(), strict=True))
             for name in self.names:
                 numbers = [quantity.value[name], quantity.stderr[name], quantity.data_stderr[name]]
                 numbers += places.get(name, [math.nan] * len(ranks))
@@ -254,18 +254,18 @@ class Comparison(Result):
 
     def warnings(self) -> list[Remark]:
         """Cautions to read before any number: sentences, each with a `code`."""
-        found = [Remark("overlap", text) for text in overlap_remarks(self.meta)]
-        found += [Remark("copy", f"{pair}.") for pair in self.same_function if pair.first in self.distinct]
+        remarks = [Remark("overlap", text) for text in overlap_remarks(self.meta)]
+        remarks += [Remark("copy", f"{pair}.") for pair in self.same_function if pair.first in self.distinct]
         if moved := self.moved_between_copies():
             text = "Different for networks that are one function, and so without meaning for the ranking"
-            found.append(Remark("moved", f"{text}: {', '.join(moved)}."))
-        found += loss_remark(self.networks, str(self.meta.get("loss", "")))
-        found += remarks_on_undertrained_networks(self.networks) + remarks_on_slopes(self.networks)
-        found += remarks_on_time_limit(self._quantities.values(), self.meta.get("not_looked", []))
+            remarks.append(Remark("moved", f"{text}: {', '.join(moved)}."))
+        remarks += loss_remark(self.networks, str(self.meta.get("loss", "")))
+        remarks += remarks_on_undertrained_networks(self.networks) + remarks_on_slopes(self.networks)
+        remarks += remarks_on_time_limit(self._quantities.values(), self.meta.get("not_looked", []))
         if len({network.architecture for network in self.networks.values()}) > 1:
             text = "The architectures differ: only measures of the function itself are comparable."
-            found.append(Remark("architecture", text))
-        return found
+            remarks.append(Remark("architecture", text))
+        return remarks
 
     def headline_lines(self) -> list[str]:
         """Which network to keep, whether they are at a minimum, which is flatter, what that is worth."""
@@ -273,15 +273,15 @@ class Comparison(Result):
         if len(self.distinct) > 1:
             names = [self._recorded(label) for label in self.counting]
             classes = not any(math.isnan(self.networks[name].error) for name in self.distinct)
-            found = self.conclusion
+            conclusion = self.conclusion
             worth = (
                 ranking_record_in_words(self.difference, names)
                 if classes
                 else untried_loss_in_words(str(self.meta.get("loss", "")))
             )
-            if found.code == "untold":
+            if conclusion.code == "untold":
                 worth = worth.replace("What that is worth", "What flatness would be worth")
-            lines += [str(found), worth]
+            lines += [str(conclusion), worth]
         said = lines[1] if len(lines) > 1 else ""  # the losses that keep the question open are said there already
         codes = [code for code in FIRST_REMARKS if not (code == "loss" and AT_EQUAL_LOSS in said)]
         return [*lines, *(remark for remark in self.warnings() if remark.code in codes)]
@@ -327,12 +327,12 @@ class Comparison(Result):
 
     def not_comparable(self) -> dict[str, list[str]]:
         """Reasons why measures do not rank these networks, with the measures concerned."""
-        found: dict[str, list[str]] = {}
+        labels_by_reason: dict[str, list[str]] = {}
         for label, verdict in self._verdicts.items():
             if verdict.word == "not comparable":
                 reason = _COPIES_DIFFER if verdict.code == "copy" else verdict.reason
-                found.setdefault(reason, []).append(label)
-        return found
+                labels_by_reason.setdefault(reason, []).append(label)
+        return labels_by_reason
 
     def lines(self) -> list[list[str]]:
         """The rows for people: loss and error first, then measures: values, order, verdict."""

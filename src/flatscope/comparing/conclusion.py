@@ -120,16 +120,16 @@ class Compared:
         return {name: each.loss for name, each in self.networks.items()} if is_cross_entropy(self.loss) else {}
 
 
-def conclude_which_is_flatter(found: Compared) -> Conclusion:
+def conclude_which_is_flatter(compared: Compared) -> Conclusion:
     """The answer between the trained networks, with what is to be said first: who is untrained or on a slope."""
-    networks, distinct = found.networks, found.distinct
+    networks, distinct = compared.networks, compared.distinct
     raw = [name for name in distinct if networks[name].untrained]
     trained = [name for name in distinct if name not in raw]
-    left_out = untrained_words(raw, networks, found.tests)
+    left_out = untrained_words(raw, networks, compared.tests)
     if len(trained) < 2 <= len(distinct):
-        first = tuple(networks_in_front(found.counting, distinct))
+        first = tuple(networks_in_front(compared.counting, distinct))
         return Conclusion("untold", "", (), f"Which is flatter cannot be told: {left_out}.", first)
-    answer = flatter_by_measures(replace(found, distinct=trained if raw else distinct))
+    answer = flatter_by_measures(replace(compared, distinct=trained if raw else distinct))
     if answer.code == "untold" and LOSS_DECIDES in answer.sentence:
         answer = replace(answer, sentence=f"{answer.sentence.removesuffix('.')}: {AT_EQUAL_LOSS}.")
     if raw:
@@ -143,16 +143,18 @@ def conclude_which_is_flatter(found: Compared) -> Conclusion:
     return replace(answer, sentence=f"{who} at a minimum: {caution}. {answer.sentence}")
 
 
-def flatter_by_measures(found: Compared) -> Conclusion:
+def flatter_by_measures(compared: Compared) -> Conclusion:
     """The answer by the measures of flatness alone, one voice for every family of them."""
-    distinct, losses = found.distinct, found.losses
+    distinct, losses = compared.distinct, compared.losses
     if len(distinct) < 2:
-        return Conclusion("one function", "", (), f"{names_in_words(found.names)} are one function: none is flatter.")
-    first = tuple(networks_in_front(found.counting, distinct))
-    speakers = _representative_of_family(found.comparable)
+        return Conclusion(
+            "one function", "", (), f"{names_in_words(compared.names)} are one function: none is flatter."
+        )
+    first = tuple(networks_in_front(compared.counting, distinct))
+    speakers = _representative_of_family(compared.comparable)
     if not speakers:
         return Conclusion(
-            "untold", "", (), f"Which is flatter cannot be told: {_main_reason_of_refusal(found.refused)}.", first
+            "untold", "", (), f"Which is flatter cannot be told: {_main_reason_of_refusal(compared.refused)}.", first
         )
     voices = tuple(
         _voice_of_family(family_name(family), quantity, distinct, losses) for family, quantity in speakers.items()

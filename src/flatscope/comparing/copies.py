@@ -60,14 +60,14 @@ def find_copies(
             samples += len(targets)
             if samples >= MOST_SAMPLES:
                 break
-    found = []
+    pairs = []
     for one, other in itertools.combinations(problems, 2):
         gap, far = at.relative(one, other), max(gaps.relative(one, other) for gaps in around.values())
         if gap <= tolerance and far <= FARTHER * tolerance:
             how = _way_between_copies(problems[one], problems[other]) if modules[one] == modules[other] else OTHERWISE
             looked = any(gaps.looked for gaps in around.values())
-            found.append(SameFunction(one, other, gap, samples, how, around=looked))
-    return found
+            pairs.append(SameFunction(one, other, gap, samples, how, around=looked))
+    return pairs
 
 
 def _noisy_samples(part: Tensor, size: float, generator: torch.Generator) -> Tensor:
@@ -94,11 +94,11 @@ class _Gaps:
             if not skip:
                 raise
             return
-        if skip and not all(bool(found.numel()) and bool(found.isfinite().all()) for found in outputs.values()):
+        if skip and not all(bool(values.numel()) and bool(values.isfinite().all()) for values in outputs.values()):
             return
         self.looked = True
-        for name, found in outputs.items():
-            self._largest[name] = max(self._largest[name], float(found.abs().max()))
+        for name, values in outputs.items():
+            self._largest[name] = max(self._largest[name], float(values.abs().max()))
         for pair in self._gaps:
             one, other = (outputs[name] for name in pair)
             gap = float((one - other).abs().max()) if one.shape == other.shape else math.inf

@@ -75,9 +75,9 @@ def decide_network_to_keep(
     if overlap is not None and overlap.leaked:
         start = f"{overlap}: hold out others before you choose"
         return Decision("hold out", tuple(distinct), f"{start}, and flatness alone should not decide.")
-    found = _decide_by_test_errors(distinct, networks, tests, able)
-    scaled = [name for name in able if name in found.networks]
-    return replace(found, sentence=f"{found.sentence} {_scale_words(scaled, networks)}") if scaled else found
+    decision = _decide_by_test_errors(distinct, networks, tests, able)
+    scaled = [name for name in able if name in decision.networks]
+    return replace(decision, sentence=f"{decision.sentence} {_scale_words(scaled, networks)}") if scaled else decision
 
 
 def networks_able_at_high_loss(
@@ -142,7 +142,7 @@ def _decide_by_test_errors(
     lowest_first = sorted(distinct, key=lambda name: (tests.values[name], name != tests.best))
     values = first_test_errors_in_words(tests, distinct if len(distinct) <= MOST_VALUES else lowest_first)
     if len(level) == 1:
-        nearest = min(tests.differences.values(), key=lambda found: found.apart)
+        nearest = min(tests.differences.values(), key=lambda difference: difference.apart)
         apart = difference_in_points(tests, nearest.apart, nearest.stderr)
         text = f"Keep {level[0]}: its test {tests.what} is clearly the lowest ({values}; {apart} ahead)."
         return Decision("keep", tuple(level), text)

@@ -85,15 +85,15 @@ class HeldOut:
     @classmethod
     def from_dict(cls, given: Mapping[str, Any]) -> Self:
         """Test errors from the dictionary that `to_dict` gave."""
-        differences = {name: Difference(**found) for name, found in given["differences"].items()}
+        differences = {name: Difference(**fields) for name, fields in given["differences"].items()}
         constant = math.nan if given.get("constant") is None else given["constant"]
         return cls(**{**given, "differences": differences, "constant": constant})
 
 
 def overlap_remarks(meta: Mapping[str, Any]) -> list[str]:
     """The remark of a stored overlap, if there is one."""
-    found = Overlap.from_meta(meta)
-    return [found.remark] if found and found.remark else []
+    overlap = Overlap.from_meta(meta)
+    return [overlap.remark] if overlap and overlap.remark else []
 
 
 def paired_test_errors(
@@ -189,5 +189,5 @@ def difference_of_test_errors(best: np.ndarray, other: np.ndarray, *, paired: bo
 
 def _test_values_per_sample(context: Context, what: str) -> np.ndarray:
     scores = context.scores("test")
-    found: Tensor = scores.losses if what == "loss" or scores.margins is None else (scores.margins <= 0).double()
-    return found.numpy()
+    values: Tensor = scores.losses if what == "loss" or scores.margins is None else (scores.margins <= 0).double()
+    return values.numpy()

@@ -36,7 +36,7 @@ def ranking_of_networks(quantity: Quantity, names: Sequence[str], confidence: fl
     )
 
 
-def consensus_ranking(found: Sequence[Quantity], names: Sequence[str], confidence: float = 0.95) -> pd.DataFrame:
+def consensus_ranking(quantities: Sequence[Quantity], names: Sequence[str], confidence: float = 0.95) -> pd.DataFrame:
     """The networks by their mean rank over families of measures, best first.
 
     Measures of one family (those of one file: all path norms, all of relative flatness) say much the same, so ranks are
@@ -46,7 +46,7 @@ def consensus_ranking(found: Sequence[Quantity], names: Sequence[str], confidenc
 
     from flatscope.stats.estimate import rank_spread
 
-    families = _quantities_by_family(found)
+    families = _quantities_by_family(quantities)
     drawn = np.zeros((DRAWS, len(names)))
     for family, members in enumerate(families.values()):
         for place, quantity in enumerate(members):
@@ -54,7 +54,7 @@ def consensus_ranking(found: Sequence[Quantity], names: Sequence[str], confidenc
             noise = np.random.default_rng([family, place]).standard_normal((DRAWS, len(names)))
             noisy = rankdata(_lower_is_better_values(quantity, names) + spread * noise, axis=1)
             drawn += noisy / (len(members) * len(families))
-    voices = np.array(list(family_ranks(found, names).values()))  # (families, networks)
+    voices = np.array(list(family_ranks(quantities, names).values()))  # (families, networks)
     means, first = voices.mean(axis=0), (voices == voices.min(axis=1, keepdims=True)).sum(axis=0)
     low, high, best = rank_spread(rankdata(drawn.round(9), axis=1), confidence)
     frame = pd.DataFrame(
@@ -72,19 +72,19 @@ def consensus_ranking(found: Sequence[Quantity], names: Sequence[str], confidenc
     return frame.sort_values("rank", kind="stable", ignore_index=True)
 
 
-def family_ranks(found: Sequence[Quantity], names: Sequence[str]) -> dict[str, np.ndarray]:
+def family_ranks(quantities: Sequence[Quantity], names: Sequence[str]) -> dict[str, np.ndarray]:
     """Mean ranks (networks,) of every family, over its measures."""
     from scipy.stats import rankdata
 
     return {
         family: np.mean([rankdata(_lower_is_better_values(quantity, names)) for quantity in members], axis=0)
-        for family, members in _quantities_by_family(found).items()
+        for family, members in _quantities_by_family(quantities).items()
     }
 
 
-def networks_in_front(found: Sequence[Quantity], names: Sequence[str]) -> list[str]:
+def networks_in_front(quantities: Sequence[Quantity], names: Sequence[str]) -> list[str]:
     """Who has the lowest mean rank over the families; several where it is shared, none without a family."""
-    voices = family_ranks(found, names)
+    voices = family_ranks(quantities, names)
     means = np.mean(list(voices.values()), axis=0).round(9) if voices else np.array([])
     return [name for name, mean in zip(names, means, strict=False) if mean == means.min()]
 
@@ -112,9 +112,9 @@ def close_neighbours_in_words(voices: Mapping[str, np.ndarray], names: Sequence[
     return sentences
 
 
-def _quantities_by_family(found: Sequence[Quantity]) -> dict[str, list[Quantity]]:
+def _quantities_by_family(quantities: Sequence[Quantity]) -> dict[str, list[Quantity]]:
     families: dict[str, list[Quantity]] = {}
-    for quantity in found:
+    for quantity in quantities:
         if quantity.entry is not None:
             families.setdefault(quantity.entry.family, []).append(quantity)
     return dict(sorted(families.items()))
@@ -136,9 +136,9 @@ def places_in_words(ranking: pd.DataFrame) -> list[str]:
     return words
 
 
-def agreement_of_rankings(found: Sequence[Quantity], names: Sequence[str]) -> pd.DataFrame:
+def agreement_of_rankings(quantities: Sequence[Quantity], names: Sequence[str]) -> pd.DataFrame:
     """Kendall's tau-b between the rankings of every two measures; NaN where one does not tell networks apart."""
-    return pd.DataFrame({q.label: _lower_is_better_values(q, names) for q in found}).corr(method="kendall")
+    return pd.DataFrame({q.label: _lower_is_better_values(q, names) for q in quantities}).corr(method="kendall")
 
 
 def order_in_words(ranking: Ranking) -> str:

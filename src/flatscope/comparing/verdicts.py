@@ -76,12 +76,12 @@ class Quantity:
 def network_wide_quantities(tables: Mapping[str, Table]) -> Iterator[Quantity]:
     """The network-wide values of all tables, in the order in which they first appear."""
     known, cells = declarations(), {name: _network_wide_values(table) for name, table in tables.items()}
-    for measure, options in dict.fromkeys(key for found in cells.values() for key in found):
+    for measure, options in dict.fromkeys(key for cells_of_network in cells.values() for key in cells_of_network):
         entry = known.get(measure)
-        found = [cells[name].get((measure, options), _NO_CELL) for name in tables]
-        if entry is not None and entry.per != "network" and all(math.isnan(cell[0]) for cell in found):
+        measured = [cells[name].get((measure, options), _NO_CELL) for name in tables]
+        if entry is not None and entry.per != "network" and all(math.isnan(cell[0]) for cell in measured):
             continue  # a refusal of a measure per layer or sample: there is nothing to rank
-        columns: list[Any] = [dict(zip(tables, column, strict=True)) for column in zip(*found, strict=True)]
+        columns: list[Any] = [dict(zip(tables, column, strict=True)) for column in zip(*measured, strict=True)]
         columns[-1] = next(filter(None, columns[-1].values()), "")  # the first reason
         yield Quantity(measure, options, entry, *columns)
 
@@ -206,9 +206,9 @@ def relative_difference(quantity: Quantity, one: str, other: str) -> float:
 
 def remarks_on_slopes(networks: Mapping[str, NetworkSummary]) -> list[Remark]:
     """Warnings, a sentence each, where networks are not at a minimum, or rest where a constant output does as well."""
-    words = {name: found.minimum[1] if found.tells_nothing else found.step for name, found in networks.items()}
+    words = {name: summary.minimum[1] if summary.tells_nothing else summary.step for name, summary in networks.items()}
     steep = [f"{name} ({words[name]})" for name, network in networks.items() if network.on_a_slope]
-    resting = [f"{name} ({words[name]})" for name, found in networks.items() if found.minimum[0] == "open"]
+    resting = [f"{name} ({words[name]})" for name, summary in networks.items() if summary.minimum[0] == "open"]
     remarks = []
     if steep:
         text = f"Still on a slope: {', '.join(steep)}. Curvature there describes where training stopped, not a minimum."

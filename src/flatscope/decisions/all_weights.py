@@ -49,11 +49,11 @@ class WeightPlace:
         """The parameter, followed by what makes it the weight: `w`, `w[0:4]`, `w[:].T`."""
         if not self.index and not self.transposed:
             return self.parameter
-        found = f"{self.parameter}[{', '.join(_place_in_words(place) for place in self.index) or ':'}]"
+        expression = f"{self.parameter}[{', '.join(_place_in_words(place) for place in self.index) or ':'}]"
         shape = self.shape[::-1] if self.transposed else self.shape
         if tuple(params[self.parameter][self.index].shape) != shape:
-            found += f".view({', '.join(map(str, shape))})"
-        return found + ".T" * self.transposed
+            expression += f".view({', '.join(map(str, shape))})"
+        return expression + ".T" * self.transposed
 
 
 def _place_in_words(place: slice | int) -> str:
@@ -103,11 +103,11 @@ def _candidate_places(weight: str, value: Tensor, params: Params) -> Iterator[We
 
 def _index_told_by_name(part: str | None) -> tuple[slice | int, ...]:
     """The index that a name's ending tells; () for none."""
-    found: list[slice | int] = []
+    index: list[slice | int] = []
     for word in part.split(", ") if part else ():
         numbers = [int(end) if end else None for end in word.split(":")]
-        found.append(slice(*numbers) if len(numbers) > 1 else int(word))
-    return tuple(found)
+        index.append(slice(*numbers) if len(numbers) > 1 else int(word))
+    return tuple(index)
 
 
 def _blocks_of_shape(whole: Tensor, shape: tuple[int, ...]) -> Iterator[tuple[slice, ...]]:

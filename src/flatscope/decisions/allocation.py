@@ -212,13 +212,13 @@ class Choice:
 
 def _choices(layer: str, rows: pd.DataFrame) -> list[Choice]:
     """The bits that were tried, from the most to the fewest: rises count at least as much as with more bits."""
-    found, rise, expected = [], 0.0, 0.0
+    choices, rise, expected = [], 0.0, 0.0
     for row in rows.sort_values("bits", ascending=False).to_dict("records"):
         measured = float(row["measured"])
         rise = max(rise, _rise_above_error(measured, float(row["measured_stderr"])))
         expected = max(expected, measured, float(np.nan_to_num(row["predicted"])))
-        found.append(Choice(layer, int(row["bits"]), rise, expected))
-    return found
+        choices.append(Choice(layer, int(row["bits"]), rise, expected))
+    return choices
 
 
 def _rise_above_error(rise: float, stderr: float) -> float:

@@ -132,8 +132,8 @@ class Rounded(Result):
         return tensor_bytes(tensors, head)
 
 
-def _rise_in_words(found: Uncertain) -> str:
-    return f"{readable_number(found.value, 3)} ± {readable_number(found.stderr, 2)}"
+def _rise_in_words(rise: Uncertain) -> str:
+    return f"{readable_number(rise.value, 3)} ± {readable_number(rise.stderr, 2)}"
 
 
 def apply_allocation(
@@ -207,13 +207,13 @@ def _joint_rises(
     step = {
         name: rounded.params[name] - value for name, value in base.params.items() if _weight_moved(base, rounded, name)
     }
-    found = {"test": (NOTHING, NOTHING, math.nan)}
+    joint = {"test": (NOTHING, NOTHING, math.nan)}
     for part in ("train",) if base.test is None else ("train", "test"):
         alone = {layer: one for layer, one in steps.items() if part == "train"}
         rises = measured_rises(Context(base), {ALL: step, **alone}, part, trapezoid=False)
         total = sum(rises[layer, "rise"].value for layer in alone) if part == "train" else math.nan
-        found[part] = rises[ALL, "rise"], rises.get((ALL, "error"), NOTHING), total
-    return found
+        joint[part] = rises[ALL, "rise"], rises.get((ALL, "error"), NOTHING), total
+    return joint
 
 
 def _problem_with_weights_of(problem: Problem, model: nn.Module) -> Problem:

@@ -8,8 +8,9 @@ once. Elsewhere the gradient is differentiated once more along each change.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Hashable, Iterator
+from collections.abc import Collection, Hashable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -56,10 +57,10 @@ def predicted_rises(ctx: Context, steps: Steps, precision: float) -> Predicted:
     not_covered = find_not_covered(ctx, "hessian")
     by_columns = {key: step for key, step in steps.items() if next(iter(step)) not in not_covered}
     others = {key: step for key, step in steps.items() if key not in by_columns}
-    found = _predicted_by_columns(ctx, by_columns, precision) if by_columns else Predicted({}, {}, {})
+    predicted = _predicted_by_columns(ctx, by_columns, precision) if by_columns else Predicted({}, {}, {})
     more, traces = _predicted_by_products(ctx, others, precision)
     ways = {key: f"second derivative along it: {not_covered[next(iter(step))]}" for key, step in others.items()}
-    return Predicted(found.rises | more, found.ways | ways, found.traces | traces)
+    return Predicted(predicted.rises | more, predicted.ways | ways, predicted.traces | traces)
 
 
 def _predicted_by_columns(ctx: Context, steps: Steps, precision: float) -> Predicted:
@@ -97,10 +98,10 @@ class QuadraticDraws(Sampler[Predicted]):
 
     def relative_errors(self, precision: float) -> list[float]:
         """Standard errors by the draws: relative to ΔᵀHΔ, or to the error over samples of which they are a share."""
-        share, found = self._limits.noise_share, self._found
+        share, predicted = self._limits.noise_share, self._found
         known = (
-            (noise, max(abs(value), 2 * found.rises[key].stderr * share / precision))
-            for key, (value, noise) in found.quadratics.items()
+            (noise, max(abs(value), 2 * predicted.rises[key].stderr * share / precision))
+            for key, (value, noise) in predicted.quadratics.items()
         )
         return [noise / size if size else 0.0 for noise, size in known]
 
@@ -111,8 +112,8 @@ class QuadraticDraws(Sampler[Predicted]):
 
     def all_columns(self) -> Predicted:
         """Without draws."""
-        found = _sums_over_columns(self._ctx, self._steps, None)
-        return Predicted(found.rises, dict.fromkeys(self._steps, "exact: all columns"), found.traces)
+        sums = _sums_over_columns(self._ctx, self._steps, None)
+        return Predicted(sums.rises, dict.fromkeys(self._steps, "exact: all columns"), sums.traces)
 
     def next_look(self, needed: float) -> int:
         """Somewhat more draws than seem to be needed: nothing is kept of those before."""
@@ -137,6 +138,32 @@ class Swept:
     traces: dict[str, Uncertain]
 
 
+class _SampleSums:
+    """By step, of every sample: slope, sum over columns (or mean over draws) of ⟨G, Δ⟩², its variance; ‖G‖²."""
+
+    def __init__(self, keys: Iterable[Hashable], samples: int, device: torch.device) -> None:
+        self._sums = {key: torch.zeros(3, samples, dtype=torch.float64, device=device) for key in keys}
+
+    def add_slopes(self, key: Hashable, slopes: Tensor) -> None:
+        self._sums[key][0] += slopes
+
+    def add(self, key: Hashable, squares: Tensor, *, column_signs: Tensor | None, per_draw: int | None) -> None:
+        """Add squares (samples, columns); where they are drawn, so many columns are one draw."""
+        squares = squares.double() if column_signs is None else squares.double() * column_signs
+        if per_draw:
+            squares = squares.reshape(len(squares), -1, per_draw).sum(2)
+        self._sums[key][1] += squares.sum(1)
+        self._sums[key][2] += squares.square().sum(1)
+
+    def by_key(self, draws: int | None) -> dict[Hashable, Tensor]:
+        """The sums (3, samples), those over draws as mean and variance of the mean."""
+        if draws is not None:
+            for sums in self._sums.values():
+                sums[1] /= draws
+                sums[2] = (sums[2] / draws - sums[1].square()).clamp_min(0) / (draws - 1)
+        return {key: sums.cpu() for key, sums in self._sums.items()}
+
+
 def _sums_over_columns(ctx: Context, steps: Steps, draws: int | None) -> Swept:
     """Predicted rises and traces from all columns, or from draws."""
     of_weight = steps_by_weight(steps)
@@ -144,42 +171,29 @@ def _sums_over_columns(ctx: Context, steps: Steps, draws: int | None) -> Swept:
     shape = ctx.cached(sweep_shape)
     columns = shape.columns if draws is None else draws * shape.per_draw
 
+    drawn = None if draws is None else range(draws)
+    per_draw = None if draws is None else shape.per_draw
+
     def work(batch: Batch, numbers: Tensor, width: int) -> dict[Hashable, Tensor]:
-        """By step, of every sample: slope, sum over columns (or mean over draws) of ⟨G, Δ⟩², its variance; ‖G‖²."""
-        n, first = len(batch[1]), 1  # column of the gradient, in front of the first block
-        keys = [*steps, *((TRACE, weight) for weight in of_weight)]
-        parts = {key: torch.zeros(3, n, dtype=torch.float64, device=numbers.device) for key in keys}
-
-        def add(key: Hashable, squares: Tensor, column_signs: Tensor | None) -> None:
-            squares = squares.double() if column_signs is None else squares.double() * column_signs
-            if draws is not None:
-                squares = squares.reshape(n, -1, shape.per_draw).sum(2)
-            parts[key][1] += squares.sum(1)
-            parts[key][2] += squares.square().sum(1)
-
-        drawn = None if draws is None else range(draws)
-        block = width if draws is None else max(width // shape.per_draw, 1) * shape.per_draw
+        sums = _SampleSums([*steps, *((TRACE, weight) for weight in of_weight)], len(batch[1]), numbers.device)
+        first = 1  # column of the gradient, in front of the first block
+        block = max(width // per_draw, 1) * per_draw if per_draw else width
         for flows in backpropagated(ctx, batch, numbers, others, block, drawn, gradient=True):
-            for flow in flows:
-                if flow.kind == "batchnorm":
-                    continue
+            for flow in (flow for flow in flows if flow.kind != "batchnorm"):
                 behind = flow.behind(first)
+                add = partial(sums.add, column_signs=behind.column_signs, per_draw=per_draw)
                 for key, along in gradient_products_with_steps(ctx, flow, of_weight, steps):
                     if first:
-                        parts[key][0] += along[:, 0]
-                    add(key, along[:, first:].square(), behind.column_signs)
+                        sums.add_slopes(key, along[:, 0])
+                    add(key, along[:, first:].square())
                 if flow.weight in of_weight:
-                    add((TRACE, flow.weight), gradient_squares(behind, ctx.params[flow.weight]), behind.column_signs)
+                    add((TRACE, flow.weight), gradient_squares(behind, ctx.params[flow.weight]))
             first = 0
-        if draws is not None:
-            for part in parts.values():
-                part[1] /= draws
-                part[2] = (part[2] / draws - part[1].square()).clamp_min(0) / (draws - 1)
-        return {key: part.cpu() for key, part in parts.items()}
+        return sums.by_key(draws)
 
     means, quadratic, variance = SampleMeans(), SampleMeans(), SampleMeans()
-    for found in in_batches(ctx, sweep_plan(ctx, columns), work):
-        for key, (slope, curved, noise) in found.items():
+    for batch_sums in in_batches(ctx, sweep_plan(ctx, columns), work):
+        for key, (slope, curved, noise) in batch_sums.items():
             means.add(key, slope + 0.5 * curved)
             quadratic.add(key, curved)
             variance.add(key, noise)
@@ -218,9 +232,9 @@ def _predicted_by_products(
     n = ctx.problem.n_train
     for kind, passes in (("forward", 1), ("curvature", len(steps) + (0 if exact else len(names)))):
         ctx.charge_passes(kind, passes * n)
-    found = means.estimates(ctx.problem.ranks)
-    traces = exact or {name: found[TRACE, name] for name in names}
-    return {key: found[key] for key in steps}, traces
+    estimates = means.estimates(ctx.problem.ranks)
+    traces = exact or {name: estimates[TRACE, name] for name in names}
+    return {key: estimates[key] for key in steps}, traces
 
 
 def _exact_traces(ctx: Context, names: Collection[str], precision: float) -> dict[str, Uncertain]:
@@ -228,8 +242,8 @@ def _exact_traces(ctx: Context, names: Collection[str], precision: float) -> dic
     directions = count_scalars(ctx.params[name] for name in names)
     if not multiplied_out(ctx, names, directions, precision):
         return {}
-    found = ctx.cached(layer_trace, most_products=ctx.effort.limits.ranking_products)
-    values = {layer.weight: found[layer.name] for layer in ctx.network if layer.weight in names}
+    traces = ctx.cached(layer_trace, most_products=ctx.effort.limits.ranking_products)
+    values = {layer.weight: traces[layer.name] for layer in ctx.network if layer.weight in names}
     return {name: _value_as_uncertain(value) for name, value in values.items()}
 
 
@@ -271,5 +285,5 @@ def sum_gradients(ctx: Context, batch: Batch, names: Collection[str]) -> tuple[P
     leaves = ctx.leaves(names)
     with torch.enable_grad():
         loss = ctx.problem.loss(ctx.forward(inputs, {**ctx.params, **leaves}), targets).sum()
-        found = torch.autograd.grad(loss, list(leaves.values()), create_graph=True, materialize_grads=True)
-    return dict(zip(leaves, found, strict=True)), leaves
+        gradients = torch.autograd.grad(loss, list(leaves.values()), create_graph=True, materialize_grads=True)
+    return dict(zip(leaves, gradients, strict=True)), leaves

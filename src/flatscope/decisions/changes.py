@@ -63,13 +63,13 @@ class Rounding:
 
 def changes_asked_for(bits: Iterable[int], sparsity: Iterable[float]) -> tuple[Change, ...]:
     """The changes that are asked for: every number of bits, every sparsity by size and by OBD."""
-    found = [Change(f"{b} bits", bits=b) for b in checked_bits(bits)]
+    changes = [Change(f"{b} bits", bits=b) for b in checked_bits(bits)]
     for share in checked_shares(sparsity):
         words = f"{100 * share:.4g} % pruned"
-        found += [Change(words, sparsity=share), Change(f"{words} by OBD", sparsity=share, by_curvature=True)]
-    if not found:
+        changes += [Change(words, sparsity=share), Change(f"{words} by OBD", sparsity=share, by_curvature=True)]
+    if not changes:
         raise InputError("bits or sparsity", "neither", where="sensitivity", fix="bits=(8, 4), or sparsity=(0.5,)")
-    return tuple(found)
+    return tuple(changes)
 
 
 def checked_bits(bits: Any) -> tuple[int, ...]:

@@ -178,19 +178,19 @@ def _squared_gradients_in_one_pass(
             yield from flows
 
     def work(batch: Batch, numbers: Tensor, width: int) -> Params:
-        found = {name: torch.zeros(ctx.params[name].shape, dtype=torch.float64) for name in names}
+        sums = {name: torch.zeros(ctx.params[name].shape, dtype=torch.float64) for name in names}
         for flow in flows_of(batch, numbers, max(width, shape.per_draw)) if swept else ():
             for name, squares in squared_gradients(flow, ctx.params[flow.weight]):
                 if name in swept:
-                    found[name] += squares.reshape(found[name].shape).double().cpu()
+                    sums[name] += squares.reshape(sums[name].shape).double().cpu()
         if single:
             for values, column_signs in _output_columns(ctx, batch, numbers, draw, fisher):
-                _add_squared_gradients(ctx, found, single, batch[0], values, column_signs)
-        return found
+                _add_squared_gradients(ctx, sums, single, batch[0], values, column_signs)
+        return sums
 
     total = {name: torch.zeros(ctx.params[name].shape, dtype=torch.float64) for name in names}
-    for found in in_batches(ctx, sweep_plan(ctx, columns), work):
-        for name, value in found.items():
+    for batch_squares in in_batches(ctx, sweep_plan(ctx, columns), work):
+        for name, value in batch_squares.items():
             total[name] += value
     n = ctx.problem.n_train
     ctx.charge_passes("forward", n)
@@ -223,7 +223,7 @@ def _output_columns(
 
 
 def _add_squared_gradients(
-    ctx: Context, found: Params, names: Sequence[str], inputs: Inputs, values: Tensor, column_signs: Tensor | None
+    ctx: Context, sums: Params, names: Sequence[str], inputs: Inputs, values: Tensor, column_signs: Tensor | None
 ) -> None:
     """Add squared gradients of Σ values · outputs of every sample, of parameters that no layer call gives."""
     point = {name: ctx.params[name].detach() for name in names}
@@ -236,7 +236,7 @@ def _add_squared_gradients(
             squares = gradient.double().square()
             if column_signs is not None:
                 squares = squares * column_signs[some].reshape(-1, *[1] * (squares.ndim - 1))
-            found[name] += squares.sum(0).cpu()
+            sums[name] += squares.sum(0).cpu()
 
 
 def _sample_gradients_in_one_call(ctx: Context, point: Params, inputs: Inputs, values: Tensor) -> Params:

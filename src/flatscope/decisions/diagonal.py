@@ -146,8 +146,8 @@ class Diagonal(Result, Mapping[str, Tensor]):
     def load(cls, path: str | os.PathLike[str]) -> Diagonal:
         """Read what `save` wrote; nothing in the file is run."""
         with reading("a diagonal that flatscope saved", str(path)):
-            tensors, found = read_tensors(path)
-            head = json.loads(found[HEAD])
+            tensors, stored = read_tensors(path)
+            head = json.loads(stored[HEAD])
             values = {name: tensors[name] for name in head["order"]}
             stderr = {name: tensors.get(STDERR + name, torch.zeros_like(value)) for name, value in values.items()}
             if wrong := [name for name, error in stderr.items() if error.shape != values[name].shape]:
@@ -205,12 +205,12 @@ def _compute_diagonal(problem: Problem, matrix: str, effort: Effort, seed: int) 
     ctx = Context(problem, seed=seed, effort=effort)
     names = list(problem.trainable)
     if matrix == "hessian":
-        found = hessian_diagonals(ctx, names, effort.precision)
+        diagonals = hessian_diagonals(ctx, names, effort.precision)
     else:
-        found = output_diagonals(ctx, names, matrix, effort.precision)
+        diagonals = output_diagonals(ctx, names, matrix, effort.precision)
 
     def shaped(values: Params) -> Params:
         return {name: values[name].to(problem.device, problem.dtype) for name in names}
 
     meta = {**ctx.provenance(begun), "matrix": matrix, "remarks": [*problem.remarks, *ctx.remarks]}
-    return Diagonal(shaped(found.values), shaped(found.stderrs), found.ways, matrix, meta)
+    return Diagonal(shaped(diagonals.values), shaped(diagonals.stderrs), diagonals.ways, matrix, meta)

@@ -170,8 +170,8 @@ class Forecast(DrawnResult):
         return {str(n): c.to_numpy(dtype=kinds.get(COLUMNS[str(n)], COLUMNS[str(n)])) for n, c in self._frame.items()}
 
 
-def _change_in_words(found: Uncertain) -> str:
-    return f"{readable_number(found.value, 3)} ± {readable_number(found.stderr, 2)}"
+def _change_in_words(change: Uncertain) -> str:
+    return f"{readable_number(change.value, 3)} ± {readable_number(change.stderr, 2)}"
 
 
 def forecast(
@@ -273,12 +273,12 @@ def _new_weights_by_name(problem: Problem, new_weights: nn.Module | Mapping[str,
 
 def _step_of_parameters(ctx: Context, given: Mapping[str, Tensor]) -> Params:
     """Δ of every parameter that differs."""
-    found: Params = {}
+    step: Params = {}
     for name, value in ctx.params.items():
         delta = given[name].detach().to(value.device, value.dtype) - value
         if value.is_floating_point() and bool(delta.any()):
-            found[name] = delta
-    return found
+            step[name] = delta
+    return step
 
 
 def _changed_buffers(problem: Problem, given: Mapping[str, Tensor]) -> Params:
@@ -303,10 +303,10 @@ def _forecast_notes(step: Params, statistics: Params) -> list[str]:
 
 def _moving_parameters_by_layer(ctx: Context, step: Params) -> dict[str, list[str]]:
     """Names of the moving parameters by the module that owns them."""
-    found: dict[str, list[str]] = {}
+    names_by_layer: dict[str, list[str]] = {}
     for name in step:
-        found.setdefault(name.rpartition(".")[0] or name, []).append(name)
-    return found
+        names_by_layer.setdefault(name.rpartition(".")[0] or name, []).append(name)
+    return names_by_layer
 
 
 def _shares_by_layer(ctx: Context, step: Params, layers: Mapping[str, list[str]]) -> dict[tuple[str, str], Uncertain]:
@@ -338,8 +338,8 @@ def _hessian_times_step(slope: Tensor, leaves: Params) -> Params:
     """HΔ of a batch, from its slope along Δ."""
     if not slope.requires_grad:
         return {name: torch.zeros_like(value) for name, value in leaves.items()}
-    found = torch.autograd.grad(slope, list(leaves.values()), materialize_grads=True)
-    return dict(zip(leaves, found, strict=True))
+    products = torch.autograd.grad(slope, list(leaves.values()), materialize_grads=True)
+    return dict(zip(leaves, products, strict=True))
 
 
 def _inner_products_with_step(vectors: Params, step: Params) -> dict[str, Tensor]:
@@ -369,7 +369,7 @@ def _forecast_row(
         "parameters": sum(value.numel() for value in step.values()),
         "moved": norm(step) / size if size else math.inf if step else 0.0,
         "slope": shares.get((layer, "slope"), NOTHING).value,
-        **{name: found.value for name, found in numbers.items()},
-        **{f"{name}_stderr": found.stderr for name, found in numbers.items()},
+        **{name: number.value for name, number in numbers.items()},
+        **{f"{name}_stderr": number.stderr for name, number in numbers.items()},
         "reason": reason,
     }

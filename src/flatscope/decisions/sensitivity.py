@@ -196,8 +196,10 @@ class Sensitivity(DrawnResult):
         if not bits:
             return pd.DataFrame({"mean_bits": [], "rise": []})
         wanted = np.unique(np.linspace(bits[0], bits[-1], CURVE_POINTS))
-        found = {round(a.mean_bits, 9): a.sum_of_rises for a in map(self.allocate, wanted.tolist())}
-        return pd.DataFrame({"mean_bits": list(found), "rise": list(found.values())}).sort_values("mean_bits")
+        rise_by_size = {round(a.mean_bits, 9): a.sum_of_rises for a in map(self.allocate, wanted.tolist())}
+        return pd.DataFrame({"mean_bits": list(rise_by_size), "rise": list(rise_by_size.values())}).sort_values(
+            "mean_bits"
+        )
 
     def plot_sizes(self, ax: Axes) -> Any:
         """Draw the sum of single rises over the mean number of bits, and what the same bits everywhere would cost."""

@@ -155,13 +155,13 @@ def _measured_rises(
 
 
 def _layers_of_names(ctx: Context, names: Sequence[str] | None) -> list[Layer]:
-    found = {layer.name: layer for layer in ctx.network}
-    if not found:
+    layers = {layer.name: layer for layer in ctx.network}
+    if not layers:
         raise InputError("a network with layers", ctx.network.missing, where="sensitivity")
     if ctx.network.not_covered:
         ctx.remark(ctx.network.missing.replace("would be left out", "are not looked at"))
-    wanted = named_layers(names, list(found))
-    return [layer for name, layer in found.items() if name in wanted]
+    wanted = named_layers(names, list(layers))
+    return [layer for name, layer in layers.items() if name in wanted]
 
 
 def _groups_of_tasks(ctx: Context, tasks: Sequence[Task]) -> list[list[Task]]:
@@ -254,8 +254,8 @@ def _sensitivity_row(
         "what": task.change.what,
         "bits": task.change.bits if task.change.bits is not None else pd.NA,
         "sparsity": task.change.sparsity,
-        **{name: found.value for name, found in numbers.items()},
-        **{f"{name}_stderr": found.stderr for name, found in numbers.items()},
+        **{name: number.value for name, number in numbers.items()},
+        **{f"{name}_stderr": number.stderr for name, number in numbers.items()},
         "way": predicted.ways[key] if predicted else "",
         "reason": reason,
     }

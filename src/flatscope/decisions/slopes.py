@@ -51,10 +51,10 @@ def gradient_products_with_steps(
 
 def steps_by_weight(steps: Steps) -> dict[str, list[Hashable]]:
     """Names of the changes of each weight; these move one weight each."""
-    found: dict[str, list[Hashable]] = {}
+    names: dict[str, list[Hashable]] = {}
     for key, step in steps.items():
-        found.setdefault(next(iter(step)), []).append(key)
-    return found
+        names.setdefault(next(iter(step)), []).append(key)
+    return names
 
 
 def slopes_at_weights(ctx: Context, batch: Batch, steps: Steps) -> dict[Any, Tensor]:

@@ -33,7 +33,7 @@ from flatscope.registry import bound as bound
 from flatscope.registry import declarations as declarations
 from flatscope.registry import measure as measure
 from flatscope.reports.kinds import Kind as Kind
-from flatscope.reports.markup import Part as Part
+from flatscope.reports.markup import PagePart as PagePart
 from flatscope.reports.markup import Section as Section
 from flatscope.reports.markup import element as element
 from flatscope.result import DrawnResult as DrawnResult

@@ -140,8 +140,8 @@ def trained_posterior(
     def objective(way: float, size: float) -> float:
         offset.copy_(way * whole)
         log_sigma.fill_(math.log(size * scale))
-        found = [slopes(random_batch(samples, training.batch, looks)) for _ in range(LOOKS)]
-        return sum(loss / 2 + cost for loss, cost, _ in found)
+        values = [slopes(random_batch(samples, training.batch, looks)) for _ in range(LOOKS)]
+        return sum(loss / 2 + cost for loss, cost, _ in values)
 
     objective(*min(itertools.product(WAYS, SIZES), key=lambda pair: objective(*pair)))
     _adam_descent(ctx, "Posterior", samples, [offset, log_sigma], slopes, training, share=0.6)
@@ -209,8 +209,8 @@ def _adam_descent(
             advance()
 
 
-def _has_stopped_falling(found: list[float], part: int) -> bool:
-    before, last = found[-2 * part : -part], found[-part:]
+def _has_stopped_falling(objectives: list[float], part: int) -> bool:
+    before, last = objectives[-2 * part : -part], objectives[-part:]
     return len(before) == part and math.fsum(before) - math.fsum(last) < FLAT * part
 
 

@@ -126,18 +126,18 @@ def pac_bayes(
         added.append(complexity_term(priors[-1][0], ctx.problem.n_train, delta / len(grid), form))
     errors = noisy_errors(ctx, alphas, noise, draws)
     # Precise is what the whole bound is, at every level.
-    found = draw_until_precise(ctx, (rows + torch.tensor(added, dtype=torch.float64) for rows in errors), draws)
-    value, best = min((mean, level) for level, mean in enumerate(found.means))
+    drawn = draw_until_precise(ctx, (rows + torch.tensor(added, dtype=torch.float64) for rows in errors), draws)
+    value, best = min((mean, level) for level, mean in enumerate(drawn.means))
     # Hoeffding, for every level and every number of draws after which it might have stopped.
-    by_draws = math.sqrt(math.log(100 * len(alphas) * draws / delta) / (2 * len(found.samples)))
+    by_draws = math.sqrt(math.log(100 * len(alphas) * draws / delta) / (2 * len(drawn.samples)))
     error, (kl, chosen) = round(value - added[best], 12), priors[best]
     return Value(
         value,
-        stderr=found.stderrs[best],
+        stderr=drawn.stderrs[best],
         high=value + by_draws,
         exact=False,
         reason=f"training error with noise {error:.4g}, KL {kl:.4g} at alpha {alphas[best]:g}, "
-        f"prior sigma {chosen:.3g} of a grid of {len(grid)}; {found.remark()}",
+        f"prior sigma {chosen:.3g} of a grid of {len(grid)}; {drawn.remark()}",
     )
 
 

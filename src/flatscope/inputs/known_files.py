@@ -6,9 +6,8 @@ A file is known by its unpacked content, so that it may lie there plain, as gzip
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
-Part = Literal["train", "test"]
+from flatscope.samples import Split
 
 
 @dataclass(frozen=True)
@@ -16,7 +15,7 @@ class KnownFile:
     """One file of a public set: `size` and `sha256` are those of the unpacked content."""
 
     name: str
-    part: Part
+    part: Split
     size: int
     sha256: str
 
@@ -57,7 +56,7 @@ def _idx_set(
     content_sizes = {"train-images": 47040016, "train-labels": 60008, "t10k-images": 7840016, "t10k-labels": 10008}
     files, downloads, words = [], [], iter(sums.split())
     for stem, packed_size, packed_sha256, sha256 in zip(words, words, words, words, strict=True):
-        part: Part = "train" if stem.startswith("train") else "test"
+        part: Split = "train" if stem.startswith("train") else "test"
         file = f"{stem}-idx3-ubyte" if stem.endswith("images") else f"{stem}-idx1-ubyte"
         files.append(KnownFile(file, part, content_sizes[stem], sha256))
         downloads.append(Download(f"{file}.gz", int(packed_size), f"sha256:{packed_sha256}"))

@@ -20,8 +20,9 @@ import numpy.typing as npt
 
 from flatscope.errors import DataFileError, InputError, refuse_unknown
 from flatscope.inputs import formats
-from flatscope.inputs.known_files import SETS, Download, KnownFile, Part, PublicSet
+from flatscope.inputs.known_files import SETS, Download, KnownFile, PublicSet
 from flatscope.progress import Advance, progress_bar
+from flatscope.samples import Split
 
 Arrays = tuple[formats.Bytes, npt.NDArray[np.int64]]
 
@@ -106,9 +107,9 @@ def _places_in(folder: Path, public: PublicSet) -> dict[str, Place]:
         for archive in public.archives:
             pickled = "python" in archive
             candidates.append(Place(folder / archive, file.name.removesuffix(".bin" if pickled else ""), pickled))
-        found = next((place for place in candidates if place.path.is_file()), None)
-        if found:
-            places[file.name] = found
+        present = next((place for place in candidates if place.path.is_file()), None)
+        if present:
+            places[file.name] = present
     return places
 
 
@@ -202,7 +203,7 @@ def available(root: str | Path | None = None) -> list[Listing]:
     return listings
 
 
-def read_part(name: str, part: Part, root: str | Path | None = None) -> Arrays:
+def read_part(name: str, part: Split, root: str | Path | None = None) -> Arrays:
     """Images (n, c, h, w) uint8 and labels (n,) int64 of one part, read-only; every byte checked.
 
     A repeated call in one process does not read again unless a file has changed.

@@ -128,12 +128,12 @@ class GridLosses:
                 continue
             weights = self._plane.weights(points[places])
             finite = torch.stack([w.reshape(len(w), -1).isfinite().all(1) for w in weights.values()]).all(0)
-            found = self._evaluated_points(weights, points[places])
+            evaluated = self._evaluated_points(weights, points[places])
             broken = ~finite.cpu()  # asked for after the evaluation: a GPU need not wait for the answer
             poles[places[broken]] = True
-            loss[places] = found[0].masked_fill(broken, torch.nan)
-            if error is not None and found[1] is not None:
-                error[places] = found[1].masked_fill(broken, torch.nan)
+            loss[places] = evaluated[0].masked_fill(broken, torch.nan)
+            if error is not None and evaluated[1] is not None:
+                error[places] = evaluated[1].masked_fill(broken, torch.nan)
         return loss, error, poles
 
     def _evaluated_points(self, weights: Params, points: Tensor) -> tuple[Tensor, Tensor | None]:

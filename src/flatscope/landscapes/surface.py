@@ -169,8 +169,8 @@ class Surface(DrawnResult):
         panels = np.atleast_1d(figure.subplots(1, len(surfaces)))
         drawn = None
         for n, (surface, ax) in enumerate(zip(surfaces, panels, strict=True)):
-            found = surface.plot(ax, heights=heights, quantity=quantity, log=log)
-            drawn = found if len(surface.axes) == 2 and found is not None else drawn
+            mappable = surface.plot(ax, heights=heights, quantity=quantity, log=log)
+            drawn = mappable if len(surface.axes) == 2 and mappable is not None else drawn
             default = f"{surface.space_words}, {surface.directions} directions"
             ax.set_title(titles[n] if titles else default, fontsize=10)
         if drawn is not None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,10 +25,9 @@ from flatscope.measures.margin_search import estimated_distances, linear_distanc
 from flatscope.network.interception import Operation
 from flatscope.progress import progress_bar
 from flatscope.registry import FUNCTION_SYMMETRIES, Value, measure
-from flatscope.samples import as_rows
+from flatscope.samples import Split, as_rows
 from flatscope.sampling import refuse_out_of_time, time_is_over
 
-Part = Literal["train", "test"]
 # Random signs tell the length of a gradient this factor too short for one class in a million (64 draws, χ²).
 SURE = 1.7
 ROUNDING = 1e-6  # by which norms found by iteration may be too small
@@ -53,7 +52,7 @@ _distance = partial(
     "misclassified; the lower end comes from Lipschitz constants, which a rescaling does change",
     search="upper",
 )
-def geometric_margin(ctx: Context, *, samples: int = 1000, restarts: int = 10, part: Part = "train") -> Value:
+def geometric_margin(ctx: Context, *, samples: int = 1000, restarts: int = 10, part: Split = "train") -> Value:
     """Length of the shortest change of an input that changes its class, as a certified interval for each sample.
 
     The value, which is also the upper end, is the length of a change that was found and does change the class. The
@@ -106,7 +105,7 @@ def geometric_margin(ctx: Context, *, samples: int = 1000, restarts: int = 10, p
     f"{STANDARD.few_outputs} classes the {STANDARD.nearest_classes} are tried that seem nearest along random "
     "directions, all with `precision=0`",
 )
-def local_linear_margin(ctx: Context, *, samples: int = 1000, part: Part = "train") -> Value:
+def local_linear_margin(ctx: Context, *, samples: int = 1000, part: Split = "train") -> Value:
     """Distance to the nearest other class if the network went on as it does at the sample: f(x)/‖W_x‖.
 
     With two outputs this is the functional margin divided by the length of its gradient; exact for affine networks.
@@ -133,8 +132,8 @@ def local_linear_margin(ctx: Context, *, samples: int = 1000, part: Part = "trai
     reason = _time_limit_in_words(ctx, len(value), samples, part)
     if not sampled:
         return Value(value, reason=reason)
-    found = f"nearest of {limits.nearest_classes} classes, chosen along {limits.output_draws} random directions"
-    reason = f"{found}; {reason}" if reason else found
+    how = f"nearest of {limits.nearest_classes} classes, chosen along {limits.output_draws} random directions"
+    reason = f"{how}; {reason}" if reason else how
     return Value(value, low=torch.cat(lows), high=value, exact=False, reason=reason)
 
 
@@ -163,9 +162,9 @@ def _likely_nearest(ctx: Context, x: Tensor, y: Tensor, classes: Tensor, seen: i
     return classes.gather(1, order[:, : limits.nearest_classes]), distances[:, limits.nearest_classes]
 
 
-def _time_limit_in_words(ctx: Context, found: int, samples: int, part: str) -> str:
+def _time_limit_in_words(ctx: Context, done: int, samples: int, part: str) -> str:
     asked = min(samples, ctx.problem.part(part).n)
-    return f"the first {found} of {asked} samples: the time was up" if found < asked else ""
+    return f"the first {done} of {asked} samples: the time was up" if done < asked else ""
 
 
 def _sample_batches(ctx: Context, samples: int, part: str, what: str) -> Any:

@@ -58,8 +58,8 @@ def m_sharpness(ctx: Context, *, rho: float = 0.05, m: int = 128, steps: int = 1
         return max(0.0, ascend(ctx, evaluate, start, ball, shrinking_step_sizes(steps - 1)).highest - loss)
 
     if ctx.problem.n_train <= m:
-        found = rise(partial(perturbed_gradients, ctx), ctx.scores().loss, ctx.gradient())
-        return Value(found, low=found, reason=f"{how}; one group of all samples")
+        ascent = rise(partial(perturbed_gradients, ctx), ctx.scores().loss, ctx.gradient())
+        return Value(ascent, low=ascent, reason=f"{how}; one group of all samples")
 
     def rises() -> Iterator[Tensor]:
         batches = minibatches(ctx, m, ctx.generator("m_sharpness"))

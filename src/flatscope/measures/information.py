@@ -236,11 +236,11 @@ def _first_entry_of_inverse(matrix: Tensor, alpha: float) -> float:
     return float(torch.linalg.inv(matrix + alpha * torch.eye(len(matrix), dtype=torch.float64))[0, 0])
 
 
-def _value_from_bounds(found: Draws) -> Value:
+def _value_from_bounds(drawn: Draws) -> Value:
     """The middle of two bounds' means; what they leave open counts as error."""
-    low, high = sorted(found.means)
-    stderr = math.hypot(max(found.stderrs), (high - low) / 2)
-    return Value((low + high) / 2, stderr=stderr, reason=f"{found.remark()}; quadrature from {low:.4g} to {high:.4g}")
+    low, high = sorted(drawn.means)
+    stderr = math.hypot(max(drawn.stderrs), (high - low) / 2)
+    return Value((low + high) / 2, stderr=stderr, reason=f"{drawn.remark()}; quadrature from {low:.4g} to {high:.4g}")
 
 
 def _check_information_options(alpha: float, steps: int, draws: int) -> None:

@@ -255,6 +255,6 @@ def condition_c3(ctx: Context, *, reading: Reading = "condition", samples: int =
     return _worst_and_layers(values, reading == "figure" or chain.complete, remark)
 
 
-def _worst_and_layers(found: dict[str, float], known: bool, remark: str = "") -> dict[str, Value]:
-    everything = {"": max(found.values()), **found}
+def _worst_and_layers(by_layer: dict[str, float], known: bool, remark: str = "") -> dict[str, Value]:
+    everything = {"": max(by_layer.values()), **by_layer}
     return {name: Value(value, exact=known, reason=remark) for name, value in everything.items()}

@@ -95,14 +95,14 @@ def network_value(
     return _with_precision_remark(ctx, total, precision, covered.missed or rest.missed)
 
 
-def _with_precision_remark(ctx: Context, found: Value, precision: float | None, missed: str) -> Value:
+def _with_precision_remark(ctx: Context, value: Value, precision: float | None, missed: str) -> Value:
     """A value that is less precise than asked for says so; of units the largest counts."""
     wanted = ctx.effort.precision if precision is None else precision
-    values, errors = (torch.as_tensor(part).reshape(-1) for part in (found.value, found.stderr))
+    values, errors = (torch.as_tensor(part).reshape(-1) for part in (value.value, value.stderr))
     top = values.abs().argmax()
     if not missed or errors[top] <= wanted * values[top].abs():
-        return found
-    return replace(found, reason=f"{found.reason}{ASKED}{wanted:.2g} relative ({missed})")
+        return value
+    return replace(value, reason=f"{value.reason}{ASKED}{wanted:.2g} relative ({missed})")
 
 
 def _products_for_uncovered_parameters(
@@ -146,9 +146,9 @@ def _trace_by_whole_products(ctx: Context, precision: float, most_products: int)
     return _with_precision_remark(ctx, Value(value, error, exact=trace.exact, reason=reason), precision, trace.missed)
 
 
-def _products_in_words(found: DiagonalSums, tensors: int, why: str) -> str:
+def _products_in_words(sums: DiagonalSums, tensors: int, why: str) -> str:
     """How products gave a part of the trace."""
-    ways = f"products, one for each of {found.directions:,} directions" if found.exact else f"{found.products} products"
+    ways = f"products, one for each of {sums.directions:,} directions" if sums.exact else f"{sums.products} products"
     return f"{numbered(tensors, 'parameter tensor')} by {ways}: {why}"
 
 

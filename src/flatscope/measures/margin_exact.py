@@ -80,9 +80,9 @@ def _matrices_agree_with_network(ctx: Context, network: Shallow) -> bool:
     assert isinstance(inputs, Tensor)
     with torch.no_grad():
         outputs = as_rows(ctx.forward(inputs).double()).cpu().numpy()
-    found = network(as_rows(inputs.double()).cpu().numpy())
+    by_matrices = network(as_rows(inputs.double()).cpu().numpy())
     rounding = 1e3 * torch.finfo(ctx.problem.dtype).eps
-    return bool(np.abs(found - outputs).max() <= rounding * (np.abs(outputs).max() + 1))
+    return bool(np.abs(by_matrices - outputs).max() <= rounding * (np.abs(outputs).max() + 1))
 
 
 def _origin_and_unit_vectors(n: int, shape: tuple[int, ...], device: torch.device) -> Tensor:

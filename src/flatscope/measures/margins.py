@@ -126,8 +126,8 @@ def declare_in_forms(
             # The depth of a branching network is not one number.
             if (chain or form == "capacity") and not ctx.network.chain:
                 raise NotApplicable("a product over layers has no meaning on a branching network")
-            found = norm(ctx, log=True, **given)  # first: it may have no value whatever the margin is
-            value = found[""] if isinstance(found, dict) else found
+            logarithm = norm(ctx, log=True, **given)  # first: it may have no value whatever the margin is
+            value = logarithm[""] if isinstance(logarithm, dict) else logarithm
             if value.reason:
                 raise NotApplicable(value.reason)
             return 2 * (float(value.value) - math.log(positive_margin(ctx, epsilon)))
@@ -144,8 +144,8 @@ def declare_in_forms(
             **given: Any,
         ) -> dict[str, Value] | Value:
             if form == "norm":
-                found: dict[str, Value] | Value = norm(ctx, log=log, **given)
-                return found
+                norms: dict[str, Value] | Value = norm(ctx, log=log, **given)
+                return norms
             if form in more:
                 return more[form][0](ctx, log=log)
             total = log_ratio(ctx, form, epsilon, given)

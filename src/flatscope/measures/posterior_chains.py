@@ -233,14 +233,14 @@ class _Langevin:
         here = {name: torch.zeros_like(value) for name, value in there.items()}
         inputs, targets = batch
         k = 2 * self.chains
-        losses, found = losses_and_gradients_of_chains(
+        losses, stacked = losses_and_gradients_of_chains(
             ctx, joined_stacks([there, here]), joined_inputs([inputs, inputs]), torch.cat([targets, targets])
         )
-        changes = {name: torch.unflatten(value[:k] - value[k:], 0, (self.chains, 2)) for name, value in found.items()}
+        changes = {name: torch.unflatten(value[:k] - value[k:], 0, (self.chains, 2)) for name, value in stacked.items()}
         gradients = {name: value.mean(1) + ctx.gradient()[name] for name, value in changes.items()}
         apart = sum(float((value[:, 0] - value[:, 1]).square().sum()) for value in changes.values())
         # The rise less its first-order term on these samples, and with that on all of them.
-        own = {name: (ctx.gradient()[name] - value[k:]) * there[name] for name, value in found.items()}
+        own = {name: (ctx.gradient()[name] - value[k:]) * there[name] for name, value in stacked.items()}
         slant = torch.stack([as_rows(value).sum(1) for value in own.values()]).sum(0).cpu()
         rises = (losses[:k] - losses[k:] + slant).reshape(self.chains, 2).mean(1)
         return _Ground(rises, gradients, apart / 4 / self.chains)

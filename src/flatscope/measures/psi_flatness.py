@@ -108,9 +108,9 @@ def _path_trace(ctx: Context, rule: str, wanted: float, most_products: int) -> V
         )
         exact = not draws
     else:
-        found, rest, spread = _sampled_trace(ctx, matrix, wanted, most_products, (known, error), few=0)
-        error, exact = math.hypot(error, spread), found.exact and not draws
-        parts.append(f"a part of {n_edges} of {paths.count} values by {_end_of_draws_in_words(found, wanted)}")
+        trace, rest, spread = _sampled_trace(ctx, matrix, wanted, most_products, (known, error), few=0)
+        error, exact = math.hypot(error, spread), trace.exact and not draws
+        parts.append(f"a part of {n_edges} of {paths.count} values by {_end_of_draws_in_words(trace, wanted)}")
     return Value(known + rest, error, exact=exact, reason=_path_space_remark(paths, "hessian_trace", *parts))
 
 
@@ -125,9 +125,9 @@ def _gauss_newton_path_trace(ctx: Context, edges: ScalingEdges, wanted: float) -
     most = shape.columns // (2 * DRAWS * shape.per_draw)  # passes; that many take half of the time of all columns
     if wanted > 0 and most >= ctx.effort.limits.first_look:
         blocks = (torch.tensor([part(range(DRAWS * i, DRAWS * (i + 1)))]) for i in range(most))
-        found = draw_until_precise(ctx, blocks, most, wanted)
-        if found.late or found.precise(wanted):
-            return found.means[0], found.stderrs[0], DRAWS * len(found.samples)
+        drawn = draw_until_precise(ctx, blocks, most, wanted)
+        if drawn.late or drawn.precise(wanted):
+            return drawn.means[0], drawn.stderrs[0], DRAWS * len(drawn.samples)
     return part(None), 0.0, 0
 
 
@@ -154,15 +154,15 @@ def _sampled_trace(
 ) -> tuple[DiagonalSums, float, float]:
     """How the trace of a matrix, which is added to what is known with some error, was found; its value and error."""
     asked = Asked(precision, most_products, {TRACE: known}, time_limit(ctx), few)
-    found = diagonal_sums(DiagonalQuantities(matrix), Signs(ctx.seed, "psi_trace"), asked, ctx.effort.limits)
-    value, error = (float(part.get(TRACE, 0.0)) for part in (found.values, found.stderrs))
-    return found, value, error
+    sums = diagonal_sums(DiagonalQuantities(matrix), Signs(ctx.seed, "psi_trace"), asked, ctx.effort.limits)
+    value, error = (float(part.get(TRACE, 0.0)) for part in (sums.values, sums.stderrs))
+    return sums, value, error
 
 
-def _end_of_draws_in_words(found: DiagonalSums, wanted: float, why: str = "") -> str:
+def _end_of_draws_in_words(sums: DiagonalSums, wanted: float, why: str = "") -> str:
     """How draws ended."""
-    ways = "products, one for each" if found.exact else f"{found.products} products"
-    return ways + why + (f"; asked for {wanted:.2g} relative ({found.missed})" if found.missed else "")
+    ways = "products, one for each" if sums.exact else f"{sums.products} products"
+    return ways + why + (f"; asked for {wanted:.2g} relative ({sums.missed})" if sums.missed else "")
 
 
 def _trace_by_products(ctx: Context, paths: PathCoordinates, precision: float, most_products: int) -> Value:
@@ -173,10 +173,10 @@ def _trace_by_products(ctx: Context, paths: PathCoordinates, precision: float, m
     chosen = together.nonzero().flatten()
     matrix = PathHessian(ctx, paths, chosen)
     most = len(chosen) if precision == 0 else most_products
-    found, rest, error = _sampled_trace(ctx, matrix, precision, most, (known, 0.0))
+    trace, rest, error = _sampled_trace(ctx, matrix, precision, most, (known, 0.0))
     curved = "".join(f": {why}" for why in list(not_covered.values())[:1])
-    reason = f"{len(chosen)} of {paths.count} values by {_end_of_draws_in_words(found, precision, curved)}"
-    return Value(known + rest, error, exact=found.exact, reason=_path_space_remark(paths, "hessian_trace", reason))
+    reason = f"{len(chosen)} of {paths.count} values by {_end_of_draws_in_words(trace, precision, curved)}"
+    return Value(known + rest, error, exact=trace.exact, reason=_path_space_remark(paths, "hessian_trace", reason))
 
 
 @measure_of_moves(
@@ -224,9 +224,9 @@ def psi_epsilon(
         starts.append({name: value[None] for name, value in paths.split(u).items()})
     best = highest_loss_by_ascents(ctx, evaluate, ball.climb(joined_stacks(starts)), ball, restarts, steps)
     how = f"best of {restarts} ascents, {steps} steps each; radius {radius:.3g}"
-    found = bracketed_rise(ctx, best, how, normalised=True)
+    rise = bracketed_rise(ctx, best, how, normalised=True)
     pole = f"; {POLE}" if radius >= paths.nearest_pole and paths.n_classes else ""
-    return replace(found, reason=_path_space_remark(paths, "epsilon_flatness at this radius", found.reason + pole))
+    return replace(rise, reason=_path_space_remark(paths, "epsilon_flatness at this radius", rise.reason + pole))
 
 
 @measure_of_moves(
@@ -367,8 +367,8 @@ def _losses_and_gradients(ctx: Context, paths: PathCoordinates, stacked: Params)
     scaled = {name: (reference[name] + gains[name] * value).requires_grad_() for name, value in stacked.items()}
 
     def weights(one: Params) -> Params:
-        found = paths.from_scaled(one)
-        return {name: found[name] for name in one}
+        params = paths.from_scaled(one)
+        return {name: params[name] for name in one}
 
     with torch.enable_grad():
         points = torch.vmap(weights)(scaled)

@@ -75,11 +75,11 @@ def flatness_radius(
         limit=limit,
         precision=ctx.effort.precision,
     )
-    found = drawn.samples[:, 0]
-    crossing = found[found.isfinite()]
-    never = len(found) - len(crossing)
+    radii = drawn.samples[:, 0]
+    crossing = radii[radii.isfinite()]
+    never = len(radii) - len(crossing)
     taken = drawn.remark(unit="directions")
-    remark = f"{never} of {len(found)} directions never cross below {limit:g}" if never else ""
+    remark = f"{never} of {len(radii)} directions never cross below {limit:g}" if never else ""
     if not len(crossing):
         return Value(math.inf, low=limit, high=math.inf, reason=remark)
     mean, sd = float(crossing.mean()), float(crossing.std()) if len(crossing) > 1 else math.inf
@@ -206,8 +206,8 @@ class _Search:
             truncated = straight + sign * shift
             point = torch.where((truncated - half).abs() <= slack, truncated, half - sign * slack).exp()
             bracket.narrow(open_, point, self.excess(point, open_))
-        found = (bracket.inside * bracket.outside).sqrt()
-        return torch.where(never, math.inf, torch.where(at_once, 0.0, found))
+        crossing = (bracket.inside * bracket.outside).sqrt()
+        return torch.where(never, math.inf, torch.where(at_once, 0.0, crossing))
 
 
 class _Bracket:

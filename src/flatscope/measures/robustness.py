@@ -62,10 +62,10 @@ def perturbation_robustness(ctx: Context, *, gammas: Any = GAMMAS, draws: int = 
         if gamma == 0:
             rows.append(Value(ctx.scores().error, exact=True, options={"gamma": 0.0}))
             continue
-        found = wrong[gamma]
-        low, high = wilson(round(found.rate * found.draws * found.samples), found.draws * found.samples)
-        remark = f"{found.draws} draws" if found.draws == draws else f"{found.draws} of {draws} draws"
-        value = Value(found.rate, stderr=found.stderr, low=low, high=high, options={"gamma": gamma}, reason=remark)
+        errors = wrong[gamma]
+        low, high = wilson(round(errors.rate * errors.draws * errors.samples), errors.draws * errors.samples)
+        remark = f"{errors.draws} draws" if errors.draws == draws else f"{errors.draws} of {draws} draws"
+        value = Value(errors.rate, stderr=errors.stderr, low=low, high=high, options={"gamma": gamma}, reason=remark)
         rows.append(value)
     return rows
 
@@ -150,7 +150,7 @@ def errors_under_noise(
     A draw is the same whichever of them are looked at.
     """
     used = range(draws)[begin:end]
-    found: list[Tensor] = [torch.zeros(len(gammas), 0, dtype=torch.float64)]
+    shares: list[Tensor] = [torch.zeros(len(gammas), 0, dtype=torch.float64)]
     with torch.no_grad():
         dimension = max(1, _real_entries(ctx.problem.example(1)).numel())
         size = max(1, min(ctx.problem.batch_size, NOISE_NUMBERS // (draws * dimension)))
@@ -162,9 +162,9 @@ def errors_under_noise(
                 for one in noise:
                     margins = sample_margins(ctx.forward(x + gamma * one), targets)
                     wrong[place] += (~(margins > 0)).double().cpu()
-            found.append(wrong / len(used))
+            shares.append(wrong / len(used))
     ctx.charge_passes("forward", len(used) * len(gammas) * ctx.problem.n_train)
-    return ctx.problem.ranks.joined(torch.cat(found, dim=1).T).T
+    return ctx.problem.ranks.joined(torch.cat(shares, dim=1).T).T
 
 
 def _noise_of_samples(ctx: Context, x: Tensor, draws: int, first: int) -> Tensor:
@@ -207,51 +207,81 @@ def input_sensitivity(ctx: Context) -> Value:
     With G = ∂f/∂W₁ = s xᵀ for a first layer that is dense on the input itself, ∂f/∂x = W₁ᵀ G x / ‖x‖² exactly. A
     convolution sums s uᵀ over its patches, and that sum can vanish where ∂f/∂x does not: no such bound there.
     """
-    norms, errors, bounds = list[Tensor](), list[Tensor](), list[Tensor]()
-    refusal = _why_no_bound(ctx, ctx.structure.program.layer_uses())
+    if ctx.effort.precision > 0 and ctx.problem.n_outputs > ctx.effort.limits.few_outputs:
+        return _sampled_input_sensitivity(ctx, ctx.effort.limits.output_draws)
+    norms, bounds = list[Tensor](), list[Tensor]()
+    layer = _FirstLayer(ctx)
     size: float | None = None
-    limits = ctx.effort.limits
-    draws, sampled = limits.output_draws, ctx.effort.precision > 0 and ctx.problem.n_outputs > limits.few_outputs
-    signs, seen = Signs(ctx.seed, "outputs of input_sensitivity"), ctx.problem.ranks.share(ctx.problem.n_train)[0]
-    for inputs, targets in ctx.share():
+    for inputs, _ in ctx.share():
         x = _real_entries(inputs).detach().requires_grad_()
-        params = {name: value.detach() for name, value in ctx.params.items()}
-        recorder = LayerRecorder(params)
-        with torch.enable_grad():
-            outputs = as_rows(ctx.forward(x, params, [] if refusal else [recorder.follow]))  # (n, C)
-        refusal = refusal or _why_no_bound(ctx, recorder.uses)
-        first = None if refusal else recorder.of_layers[0]
-        if first is not None and not (first.input.shape == as_rows(x).shape and torch.equal(first.input, as_rows(x))):
-            refusal = f"the input reaches the first layer, {_name_of(ctx, first.weight)}, changed"
-        reached = [x] if refusal or first is None or first.edge is None else [x, first.edge]
-        squares = torch.zeros(len(reached), len(targets), dtype=torch.float64)
-        if sampled:
-            numbers = torch.arange(seen, seen + len(targets), device=outputs.device)
-            drawn = signs.draw(numbers, range(draws), outputs.shape[1], outputs.dtype)
-            lengths = torch.stack([_squared_gradients_along(outputs, x, z) for z in drawn])  # (draws, n)
-            norms.append(lengths.mean(0).sqrt())
-            errors.append(lengths.std(0) / (2 * draws**0.5 * norms[-1].clamp_min(torch.finfo(torch.float64).tiny)))
-            seen += len(targets)
-            continue
-        for output in outputs.unbind(1):
-            gradients = torch.autograd.grad(output.sum(), reached, retain_graph=True, materialize_grads=True)  # type: ignore[arg-type]
-            squares += torch.stack([as_rows(g.double()).square().sum(1).cpu() for g in gradients])
-            if len(gradients) == 2 and first is not None:
-                refusal = refusal or _broken_identity(params[first.weight], gradients[0], gradients[1])
+        squares = layer.squared_gradients(x)
         norms.append(squares[0].sqrt())
-        if not refusal and first is not None:
-            size = matrix_norm(params[first.weight], partial(refuse_out_of_time, ctx)) if size is None else size
+        if not layer.refusal:
+            size = matrix_norm(layer.weight, partial(refuse_out_of_time, ctx)) if size is None else size
             bounds.append(size * squares[1].sqrt())  # ‖s xᵀ‖_F / ‖x‖ = ‖s‖
     n, ranks = ctx.problem.n_train, ctx.problem.ranks
     ctx.charge_passes("forward", n)
-    ctx.charge_passes("backward", (draws if sampled else ctx.problem.n_outputs) * n)
+    ctx.charge_passes("backward", ctx.problem.n_outputs * n)
     value = ranks.joined(torch.cat(norms))
-    if sampled:
-        error = ranks.joined(torch.cat(errors))
-        return Value(value, error, exact=False, reason=f"sampled, {draws} draws of {ctx.problem.n_outputs} outputs")
-    if ranks.anywhere(bool(refusal)):
-        return Value(value, reason=f"no bound: {refusal or PAST}")
+    if ranks.anywhere(bool(layer.refusal)):
+        return Value(value, reason=f"no bound: {layer.refusal or PAST}")
     return Value(value, high=ranks.joined(torch.cat(bounds)))
+
+
+class _FirstLayer:
+    """The first layer of a network, by whose gradient that of the input is bounded; or why it is not."""
+
+    def __init__(self, ctx: Context) -> None:
+        self._ctx = ctx
+        self._params = {name: value.detach() for name, value in ctx.params.items()}
+        self.refusal = _why_no_bound(ctx, ctx.structure.program.layer_uses())  # empty where it may be
+        self.weight = torch.zeros(0)
+
+    def squared_gradients(self, x: Tensor) -> Tensor:
+        """Sums over all outputs of squared gradients at the inputs and, where there is a bound, behind the layer."""
+        recorder = LayerRecorder(self._params)
+        with torch.enable_grad():
+            outputs = as_rows(self._ctx.forward(x, self._params, [] if self.refusal else [recorder.follow]))
+        self.refusal = self.refusal or _why_no_bound(self._ctx, recorder.uses) or self._changed_input(recorder, x)
+        reached: list[Any] = [x]
+        if not self.refusal and (edge := recorder.of_layers[0].edge) is not None:
+            self.weight, reached = self._params[recorder.of_layers[0].weight], [x, edge]
+        squares = torch.zeros(len(reached), len(x), dtype=torch.float64)
+        for output in outputs.unbind(1):
+            gradients = torch.autograd.grad(output.sum(), reached, retain_graph=True, materialize_grads=True)
+            squares += torch.stack([as_rows(g.double()).square().sum(1).cpu() for g in gradients])
+            if len(gradients) == 2:
+                self.refusal = self.refusal or _broken_identity(self.weight, *gradients)
+        return squares
+
+    def _changed_input(self, recorder: LayerRecorder, x: Tensor) -> str:
+        """Why there is no bound if the layer is given anything but the inputs; empty otherwise."""
+        first = recorder.of_layers[0]
+        if first.input.shape == as_rows(x).shape and torch.equal(first.input, as_rows(x)):
+            return ""
+        return f"the input reaches the first layer, {_name_of(self._ctx, first.weight)}, changed"
+
+
+def _sampled_input_sensitivity(ctx: Context, draws: int) -> Value:
+    """The same from random vectors for each sample, without a bound."""
+    signs, seen = Signs(ctx.seed, "outputs of input_sensitivity"), ctx.problem.ranks.share(ctx.problem.n_train)[0]
+    params = {name: value.detach() for name, value in ctx.params.items()}
+    norms, errors = list[Tensor](), list[Tensor]()
+    for inputs, targets in ctx.share():
+        x = _real_entries(inputs).detach().requires_grad_()
+        with torch.enable_grad():
+            outputs = as_rows(ctx.forward(x, params))  # (n, C)
+        numbers = torch.arange(seen, seen + len(targets), device=outputs.device)
+        drawn = signs.draw(numbers, range(draws), outputs.shape[1], outputs.dtype)
+        lengths = torch.stack([_squared_gradients_along(outputs, x, z) for z in drawn])  # (draws, n)
+        norms.append(lengths.mean(0).sqrt())
+        errors.append(lengths.std(0) / (2 * draws**0.5 * norms[-1].clamp_min(torch.finfo(torch.float64).tiny)))
+        seen += len(targets)
+    n, ranks = ctx.problem.n_train, ctx.problem.ranks
+    ctx.charge_passes("forward", n)
+    ctx.charge_passes("backward", draws * n)
+    reason = f"sampled, {draws} draws of {ctx.problem.n_outputs} outputs"
+    return Value(ranks.joined(torch.cat(norms)), ranks.joined(torch.cat(errors)), exact=False, reason=reason)
 
 
 def _squared_gradients_along(outputs: Tensor, x: Tensor, vectors: Tensor) -> Tensor:

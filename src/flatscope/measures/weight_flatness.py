@@ -271,19 +271,23 @@ def top_eigenpairs(ctx: Context, tolerance: float, enough: float = 0.0) -> dict[
             not.
     """
     blocks, wanted = ctx.cached(LayerBlocks), Wanted(tolerance=tolerance)
-    found: dict[str, Eigenpair] = {}
+    pairs_by_weight: dict[str, Eigenpair] = {}
     if enough:
         with coarse_products():
-            found = _search_top_eigenpairs(ctx, blocks, list(blocks.sizes), wanted)
-        vectors = {name: pair.vector.to(ctx.problem.device) for name, pair in found.items()}
+            pairs_by_weight = _search_top_eigenpairs(ctx, blocks, list(blocks.sizes), wanted)
+        vectors = {name: pair.vector.to(ctx.problem.device) for name, pair in pairs_by_weight.items()}
         products = blocks.products({name: vector for name, vector in vectors.items() if name not in blocks.own})
         for name, operator in blocks.own.items():
             products[name] = operator @ vectors[name]
             operator.release()
-        found = {name: in_full(pair, products[name]) for name, pair in found.items()}
-        found = {name: pair for name, pair in found.items() if pair.residual <= enough * abs(pair.value)}
-    found |= _search_top_eigenpairs(ctx, blocks, [name for name in blocks.sizes if name not in found], wanted)
-    return {layer.name: found[layer.weight] for layer in measured_layers(ctx)}
+        pairs_by_weight = {name: in_full(pair, products[name]) for name, pair in pairs_by_weight.items()}
+        pairs_by_weight = {
+            name: pair for name, pair in pairs_by_weight.items() if pair.residual <= enough * abs(pair.value)
+        }
+    pairs_by_weight |= _search_top_eigenpairs(
+        ctx, blocks, [name for name in blocks.sizes if name not in pairs_by_weight], wanted
+    )
+    return {layer.name: pairs_by_weight[layer.weight] for layer in measured_layers(ctx)}
 
 
 def _search_top_eigenpairs(ctx: Context, blocks: LayerBlocks, names: list[str], wanted: Wanted) -> dict[str, Eigenpair]:
@@ -293,6 +297,6 @@ def _search_top_eigenpairs(ctx: Context, blocks: LayerBlocks, names: list[str], 
     late = partial(time_is_over, ctx)
     # Those with a product of their own go one after the other: each keeps its graphs while it is searched.
     own = {name: operator for name, operator in blocks.own.items() if name in searches}
-    found = {name: _search_and_release(op, searches.pop(name), wanted, late) for name, op in own.items()}
-    found |= side_by_side(searches, wanted, blocks.products, expired=late)
-    return {name: pairs[0] for name, pairs in found.items()}
+    pairs_by_weight = {name: _search_and_release(op, searches.pop(name), wanted, late) for name, op in own.items()}
+    pairs_by_weight |= side_by_side(searches, wanted, blocks.products, expired=late)
+    return {name: pairs[0] for name, pairs in pairs_by_weight.items()}

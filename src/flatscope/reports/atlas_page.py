@@ -16,7 +16,7 @@ from flatscope.formatting import as_percent, numbered, printable_text, written
 from flatscope.reports.markup import (
     Cell,
     Colours,
-    Part,
+    PagePart,
     Section,
     answer_and_list,
     breakable,
@@ -62,70 +62,70 @@ ADVICE = (
 KEYS = "Point at the curves to read them off, or focus them and use the arrow keys, Home and End."
 
 
-def atlases_part(atlases: Mapping[str, Atlas], _: Colours) -> Part:
+def atlases_part(atlases: Mapping[str, Atlas], _: Colours) -> PagePart:
     """Part of the page on correlations in training: sentences, curves with controls, a table of all measures."""
     answers, sections, top = [], [], Markup("")
-    for n, (name, found) in enumerate(atlases.items()):
+    for n, (name, atlas) in enumerate(atlases.items()):
         answers += [element("h3", name)] if len(atlases) > 1 else []
-        answers.append(answer_and_list(atlas_sentences(found)))
-        top = top or first_plot_for_top([_scopes_plot(name, found)])
+        answers.append(answer_and_list(atlas_sentences(atlas)))
+        top = top or first_plot_for_top([_scopes_plot(name, atlas)])
         title = "Atlas" if len(atlases) == 1 else f"Atlas: {name}"
-        networks = found.curve(found.names("measure")[0])[0].networks
-        gist = f"{numbered(networks, 'network')}, {numbered(len(found.names('measure')), 'measure')}"
+        networks = atlas.curve(atlas.names("measure")[0])[0].networks
+        gist = f"{numbered(networks, 'network')}, {numbered(len(atlas.names('measure')), 'measure')}"
         sections.append(
             Section(
-                f"atlas-{n}" if n else "atlas", title, _atlas_chart(n, found) + _atlas_overview_table(name, found), gist
+                f"atlas-{n}" if n else "atlas", title, _atlas_chart(n, atlas) + _atlas_overview_table(name, atlas), gist
             )
         )
-    provenance = {f"{name}, atlas": found.meta for name, found in atlases.items()}
+    provenance = {f"{name}, atlas": atlas.meta for name, atlas in atlases.items()}
     style, script = (text_of_package_file(f"atlas.{ending}", package=__package__) for ending in ("css", "js"))
-    return Part(Markup("").join(answers), sections, provenance, picture=top, style=style, script=script)
+    return PagePart(Markup("").join(answers), sections, provenance, picture=top, style=style, script=script)
 
 
-def atlas_sentences(found: Atlas) -> list[str]:
+def atlas_sentences(atlas: Atlas) -> list[str]:
     """The first measure's curve, how many others turn, what is left within groups, who is in, how much is shown."""
-    measures, target = found.names("measure"), found.meta.get("target", "the gap")
-    said = [found.sentence(measures[0]), _sign_changes_in_words(found, found.names("scope")[0], target)]
+    measures, target = atlas.names("measure"), atlas.meta.get("target", "the gap")
+    said = [atlas.sentence(measures[0]), _sign_changes_in_words(atlas, atlas.names("scope")[0], target)]
     said += [
-        _sign_changes_in_words(found, scope, target) for scope in found.names("scope") if scope.startswith("within ")
+        _sign_changes_in_words(atlas, scope, target) for scope in atlas.names("scope") if scope.startswith("within ")
     ]
     said += [
-        words for axis in found.names("axis") if axis != "epoch" and (words := _networks_left_in_words(found, axis))
+        words for axis in atlas.names("axis") if axis != "epoch" and (words := _networks_left_in_words(atlas, axis))
     ]
-    sizes = {column: len(found.names(column)) for column in ("kind", "scope", "axis")}
-    curves, points = len(measures) * math.prod(sizes.values()), len(found.to_frame())
+    sizes = {column: len(atlas.names(column)) for column in ("kind", "scope", "axis")}
+    curves, points = len(measures) * math.prod(sizes.values()), len(atlas.to_frame())
     said.append(
         f"This page holds {curves} curves with {written(points)} points ({numbered(len(measures), 'measure')}, "
         f"{numbered(sizes['kind'], 'kind')} of correlation, {numbered(sizes['scope'], 'choice')} of networks, along "
-        f"{', '.join(MANY[axis] for axis in found.names('axis'))}): some look striking by chance. No "
+        f"{', '.join(MANY[axis] for axis in atlas.names('axis'))}): some look striking by chance. No "
         "point was picked for a sentence: each is about first and last points and about turns."
     )
-    return said + [f"{note}." for note in found.meta.get("notes", ())]
+    return said + [f"{note}." for note in atlas.meta.get("notes", ())]
 
 
-def _sign_changes_in_words(found: Atlas, scope: str, target: str) -> str:
+def _sign_changes_in_words(atlas: Atlas, scope: str, target: str) -> str:
     """Number of measures whose correlation changes sign along the epochs, and the signs at the end."""
-    measures = found.names("measure")
-    turned = [measure for measure in measures if found.turns(measure, scope=scope)]
-    ends = Counter(found.curve(measure, scope=scope)[-1].settled for measure in measures)
+    measures = atlas.names("measure")
+    turned = [measure for measure in measures if atlas.turns(measure, scope=scope)]
+    ends = Counter(atlas.curve(measure, scope=scope)[-1].settled for measure in measures)
     words = f"{numbered(len(measures), 'measure')} {'has' if len(turned) == 1 else 'have'} a settled turn"
     signs = {1: "positive", -1: "negative", 0: "not settled"}
     shares = ", ".join(f"{ends[sign]} {called}" for sign, called in signs.items() if ends[sign])
-    along = f"{scope[:1].upper()}{scope[1:]}, along the {MANY[found.names('axis')[0]]}"
+    along = f"{scope[:1].upper()}{scope[1:]}, along the {MANY[atlas.names('axis')[0]]}"
     return f"{along}: {len(turned)} of {words}; correlations with {target} at the end: {shares}."
 
 
-def _networks_left_in_words(found: Atlas, axis: str) -> str:
+def _networks_left_in_words(atlas: Atlas, axis: str) -> str:
     """Who is left at the last level of an axis, by the values of the settings."""
-    measure = found.names("measure")[0]
-    last = found.curve(measure, axis)[-1]
+    measure = atlas.names("measure")[0]
+    last = atlas.curve(measure, axis)[-1]
     if last.n == last.networks:
         return ""
     by: dict[str, list[str]] = {}
-    for scope in found.names("scope"):
+    for scope in atlas.names("scope"):
         setting, equals, value = scope.partition(" = ")
         if equals:
-            point = found.curve(measure, axis, scope)[-1]
+            point = atlas.curve(measure, axis, scope)[-1]
             by.setdefault(setting, []).append(f"{value}: {point.n} of {point.networks}")
     groups = "".join(f"; by {setting}, {', '.join(parts)}" for setting, parts in by.items())
     share = as_percent(last.n / last.networks)
@@ -135,12 +135,12 @@ def _networks_left_in_words(found: Atlas, axis: str) -> str:
     )
 
 
-def _atlas_chart(n: int, found: Atlas) -> Markup:
+def _atlas_chart(n: int, atlas: Atlas) -> Markup:
     """Controls, an empty picture that the script draws into, and where it says what it shows; hidden without it."""
     choices = {
-        "Along": ("axis", [AXES[axis] for axis in found.names("axis")]),
-        "Networks": ("scope", found.names("scope")),
-        "Correlation": ("kind", [KINDS[kind] for kind in found.names("kind")]),
+        "Along": ("axis", [AXES[axis] for axis in atlas.names("axis")]),
+        "Networks": ("scope", atlas.names("scope")),
+        "Correlation": ("kind", [KINDS[kind] for kind in atlas.names("kind")]),
     }
     tools = []
     for words, (key, options) in choices.items():
@@ -148,10 +148,10 @@ def _atlas_chart(n: int, found: Atlas) -> Markup:
         tools.append(element("label", f"{words} ", element("select", *listed, class_=key)))
     tools.append(element("label", element("input", type="checkbox", class_="wide"), " band for all points at once"))
     boxes = []
-    for k, measure in enumerate(found.names("measure")):
+    for k, measure in enumerate(atlas.names("measure")):
         named = element("span", class_="swatch") + element("span", breakable(measure), class_="name")
         boxes.append(element("label", element("input", type="checkbox", value=k), named))
-    label = f"Correlation of measures with {found.meta.get('target', 'the gap')} along training"
+    label = f"Correlation of measures with {atlas.meta.get('target', 'the gap')} along training"
     picture = element(
         "svg", class_="chart curves", role="application", aria_roledescription="curves to read off", tabindex=0,
         aria_label=label, aria_describedby=f"atlas-keys-{n}",
@@ -164,18 +164,18 @@ def _atlas_chart(n: int, found: Atlas) -> Markup:
         element("div", shown, chosen, class_="beside"),
         element("p", KEYS, class_="quiet words", id=f"atlas-keys-{n}"),
         class_="atlas card",
-        data_atlas=json.dumps(_chart_data(found), separators=(",", ":")),
+        data_atlas=json.dumps(_chart_data(atlas), separators=(",", ":")),
         hidden="",
     )
 
 
-def _chart_data(found: Atlas) -> dict[str, Any]:
+def _chart_data(atlas: Atlas) -> dict[str, Any]:
     """Names and numbers for the script: correlations and reaches on Fisher's scale as whole numbers."""
-    measures, kinds, scopes, axes = (found.names(column) for column in ("measure", "kind", "scope", "axis"))
+    measures, kinds, scopes, axes = (atlas.names(column) for column in ("measure", "kind", "scope", "axis"))
     curves, said, factors = [], [], []
     for kind, scope, axis in itertools.product(kinds, scopes, axes):
-        own = [found.curve(measure, axis, scope, kind) for measure in measures]
-        said += [printable_text(found.sentence(measure, axis, scope, kind)) for measure in measures]
+        own = [atlas.curve(measure, axis, scope, kind) for measure in measures]
+        said += [printable_text(atlas.sentence(measure, axis, scope, kind)) for measure in measures]
         wider = [
             _interval_half_width(p.band_low, p.band_high) / _interval_half_width(p.low, p.high)
             for p in itertools.chain(*own)
@@ -193,8 +193,8 @@ def _chart_data(found: Atlas) -> dict[str, Any]:
     return {
         "measures": [printable_text(name) for name in measures],
         "scopes": [printable_text(name) for name in scopes],
-        "networks": [found.curve(measures[0], scope=scope)[0].networks for scope in scopes],
-        "axes": [_axis_points(axis, found.curve(measures[0], axis)) for axis in axes],
+        "networks": [atlas.curve(measures[0], scope=scope)[0].networks for scope in scopes],
+        "axes": [_axis_points(axis, atlas.curve(measures[0], axis)) for axis in axes],
         "curves": curves, "said": said, "factors": factors, "fine": FINE,
     }  # fmt: skip
 
@@ -229,32 +229,32 @@ def _axis_is_logarithmic(axis: str, at: Any) -> bool:
     return bool((at > 0).all()) and (axis == "train_loss" or is_better_on_log_axis(at.tolist()))
 
 
-def _atlas_overview_table(name: str, found: Atlas) -> Markup:
+def _atlas_overview_table(name: str, atlas: Atlas) -> Markup:
     """Every measure among all networks and within groups: first and last point of the epochs, and turns."""
-    scopes = [scope for scope in found.names("scope") if " = " not in scope]
+    scopes = [scope for scope in atlas.names("scope") if " = " not in scope]
     rows = [
         [
             element("span", breakable(measure), class_="name"),
-            *(_first_and_last_correlation_cell(found, measure, scope) for scope in scopes),
+            *(_first_and_last_correlation_cell(atlas, measure, scope) for scope in scopes),
         ]
-        for measure in found.names("measure")
+        for measure in atlas.names("measure")
     ]
-    axis, curve = found.names("axis")[0], found.curve(found.names("measure")[0])
+    axis, curve = atlas.names("axis")[0], atlas.curve(atlas.names("measure")[0])
     ends = f"{place_in_words(axis, curve[0].at)} → {place_in_words(axis, curve[-1].at)}"
-    label = f"Correlations of {name} with {found.meta.get('target', 'the gap')} along training"
-    level = as_percent(found.confidence)
+    label = f"Correlations of {name} with {atlas.meta.get('target', 'the gap')} along training"
+    level = as_percent(atlas.confidence)
     return Markup("").join(
         (
             element("p", ADVICE.format(level=level), class_="quiet note"),
-            element("h3", f"All measures, {KINDS[found.names('kind')[0]]}, {ends}", class_="table-name"),
+            element("h3", f"All measures, {KINDS[atlas.names('kind')[0]]}, {ends}", class_="table-name"),
             table(label, ["Measure", *scopes], rows, class_="measures correlations"),
         )
     )
 
 
-def _first_and_last_correlation_cell(found: Atlas, measure: str, scope: str) -> Cell:
-    first, last = (found.curve(measure, scope=scope)[end] for end in (0, -1))
-    turns, axis = found.turns(measure, scope=scope), found.names("axis")[0]
+def _first_and_last_correlation_cell(atlas: Atlas, measure: str, scope: str) -> Cell:
+    first, last = (atlas.curve(measure, scope=scope)[end] for end in (0, -1))
+    turns, axis = atlas.turns(measure, scope=scope), atlas.names("axis")[0]
     words = "; ".join(f"turns between {places_between_in_words(axis, a, b)}" for a, b in turns) or "no settled turn"
     value = element("span", f"{signed_number(first.value)} → {signed_number(last.value)}", class_="value")
     ends = element("small", f"{interval_in_words(first)} → {interval_in_words(last)}".strip(" →"))
@@ -263,25 +263,25 @@ def _first_and_last_correlation_cell(found: Atlas, measure: str, scope: str) -> 
 
 def atlas_plots(atlases: Mapping[str, Atlas], _: Colours) -> Iterator[Plot]:
     """The first measure within groups; then, for every axis, the first measures among all networks."""
-    for name, found in atlases.items():
-        yield _scopes_plot(name, found)
-        for axis in found.names("axis"):
-            shown = found.names("measure")[:DRAWN]
-            lines = {measure: found.curve(measure, axis) for measure in shown}
-            words = f"{KINDS[found.names('kind')[0]]} with {found.meta.get('target', 'the gap')} along the {AXES[axis]}"
+    for name, atlas in atlases.items():
+        yield _scopes_plot(name, atlas)
+        for axis in atlas.names("axis"):
+            shown = atlas.names("measure")[:DRAWN]
+            lines = {measure: atlas.curve(measure, axis) for measure in shown}
+            words = f"{KINDS[atlas.names('kind')[0]]} with {atlas.meta.get('target', 'the gap')} along the {AXES[axis]}"
             yield _plot_of_curves(
                 f"{name}-{axis}", words, "Among all networks; shaded: interval of the first.", axis, lines
             )
 
 
-def _scopes_plot(name: str, found: Atlas) -> Plot:
-    measure = found.names("measure")[0]
-    scopes = [scope for scope in found.names("scope") if " = " not in scope]
-    lines = {scope: found.curve(measure, scope=scope) for scope in scopes}
-    level = as_percent(found.confidence)
-    caption = f"{KINDS[found.names('kind')[0]]}; shaded: {level} interval among all networks, of each point by itself."
-    axis = found.names("axis")[0]
-    words = f"{measure} with {found.meta.get('target', 'the gap')}, along the {MANY[axis]}"
+def _scopes_plot(name: str, atlas: Atlas) -> Plot:
+    measure = atlas.names("measure")[0]
+    scopes = [scope for scope in atlas.names("scope") if " = " not in scope]
+    lines = {scope: atlas.curve(measure, scope=scope) for scope in scopes}
+    level = as_percent(atlas.confidence)
+    caption = f"{KINDS[atlas.names('kind')[0]]}; shaded: {level} interval among all networks, of each point by itself."
+    axis = atlas.names("axis")[0]
+    words = f"{measure} with {atlas.meta.get('target', 'the gap')}, along the {MANY[axis]}"
     return _plot_of_curves(f"{name}-within", words, caption, axis, lines)
 
 

@@ -128,11 +128,11 @@ def measured_plots(tables: Mapping[str, Table], colours: Colours) -> Iterator[Pl
 
 def _rows_by_measure_and_network(tables: Mapping[str, Table], level: str) -> dict[str, dict[str, pd.DataFrame]]:
     """{measure with its options: {network: its rows}} of the values per sample, layer or unit."""
-    found: dict[str, dict[str, pd.DataFrame]] = {}
+    rows_by_measure: dict[str, dict[str, pd.DataFrame]] = {}
     for network, table in tables.items():
         for (measure, options), rows in rows_of(table.to_frame(), level).groupby(["measure", "options"], sort=False):
-            found.setdefault(measure_label(str(measure), str(options)), {})[network] = rows
-    return found
+            rows_by_measure.setdefault(measure_label(str(measure), str(options)), {})[network] = rows
+    return rows_by_measure
 
 
 def _finite_values(rows: pd.DataFrame) -> Floats:
@@ -141,7 +141,11 @@ def _finite_values(rows: pd.DataFrame) -> Floats:
 
 
 def _distribution_plots(measure: str, rows: Rows, colours: Colours) -> Iterator[Plot]:
-    values = {network: found for network, frame in rows.items() if len(found := _finite_values(frame))}
+    values = {
+        network: numbers_of_network
+        for network, frame in rows.items()
+        if len(numbers_of_network := _finite_values(frame))
+    }
     if not values:
         return
     pooled = np.concatenate(list(values.values()))
@@ -150,8 +154,11 @@ def _distribution_plots(measure: str, rows: Rows, colours: Colours) -> Iterator[
         edges = np.histogram_bin_edges(pooled, bins=MOST_BINS)
 
     def draw(ax: Axes) -> None:
-        for network, found in values.items():
-            shares, colour = np.histogram(found, edges)[0] / len(found), colour_of(network, colours)
+        for network, numbers_of_network in values.items():
+            shares, colour = (
+                np.histogram(numbers_of_network, edges)[0] / len(numbers_of_network),
+                colour_of(network, colours),
+            )
             ax.stairs(shares, edges, fill=True, color=colour, alpha=0.18)
             ax.stairs(shares, edges, color=colour, linewidth=1.5, label=shortened_name(network))
         if edges[0] < 0 < edges[-1]:
@@ -160,10 +167,17 @@ def _distribution_plots(measure: str, rows: Rows, colours: Colours) -> Iterator[
         scale_axis(ax.yaxis, "share of samples")
         legend_above(ax)
 
-    numbers = [["number", *(written(len(found)) for found in values.values())]]
+    numbers = [["number", *(written(len(numbers_of_network)) for numbers_of_network in values.values())]]
     for share, name in ((0.25, "lower quartile"), (0.5, "median"), (0.75, "upper quartile")):
-        numbers.append([name, *(written(float(np.quantile(found, share))) for found in values.values())])
-    numbers.append(["share below zero", *(as_percent(float((found < 0).mean())) for found in values.values())])
+        numbers.append(
+            [name, *(written(float(np.quantile(numbers_of_network, share))) for numbers_of_network in values.values())]
+        )
+    numbers.append(
+        [
+            "share below zero",
+            *(as_percent(float((numbers_of_network < 0).mean())) for numbers_of_network in values.values()),
+        ]
+    )
     caption = "Share of samples by value; all networks share the same bins."
     yield Plot(
         f"distribution-{measure}", measure, caption, figure_from_axes_function(draw), ["per sample", *values], numbers
@@ -183,9 +197,9 @@ def _bi_criteria_plots(tables: Mapping[str, Table], colours: Colours) -> Iterato
     if not measured:
         return
     drawn = []
-    for network, found in measured.items():
-        look = {"yerr": found["stderr"] if found["stderr"].any() else None, "marker": "o", "markersize": 4}
-        place = found["divergence"], found["value"]
+    for network, curve in measured.items():
+        look = {"yerr": curve["stderr"] if curve["stderr"].any() else None, "marker": "o", "markersize": 4}
+        place = curve["divergence"], curve["value"]
         drawn.append(Curve(shortened_name(network), *place, colour_of(network, colours), look | {"elinewidth": 1}))
     yield Plot(
         "sharpness-and-divergence",
@@ -194,7 +208,7 @@ def _bi_criteria_plots(tables: Mapping[str, Table], colours: Colours) -> Iterato
         figure_of_curves(drawn, "KL divergence", "expected sharpness", log_x=True),
         ["network", "α", "KL divergence", "expected sharpness", "± s.e."],
         [[network, written(alpha), written(kl), written(value), written(stderr, 2) if stderr else "exact"]
-         for network, found in measured.items() for alpha, value, stderr, kl in found.itertuples()],
+         for network, curve in measured.items() for alpha, value, stderr, kl in curve.itertuples()],
     )  # fmt: skip
 
 
@@ -210,12 +224,13 @@ def _values_by_alpha(table: Table, measure: str) -> pd.DataFrame:
 
 def _layer_profile_plot(measure: str, rows: Rows, colours: Colours) -> Plot:
     layers = list(dict.fromkeys(str(layer) for frame in rows.values() for layer in frame["layer"]))
-    found = {n: frame.drop_duplicates("layer").set_index("layer").reindex(layers) for n, frame in rows.items()}
+    by_layer = {n: frame.drop_duplicates("layer").set_index("layer").reindex(layers) for n, frame in rows.items()}
 
     def draw(ax: Axes) -> None:
-        for n, (network, frame) in enumerate(found.items()):
+        for n, (network, frame) in enumerate(by_layer.items()):
             errors = frame["stderr"].fillna(0.0)
-            ax.barh(np.arange(len(layers)) + offset_of_network_mark(n, len(found)), frame["value"], 0.72 / len(found),
+            places = np.arange(len(layers)) + offset_of_network_mark(n, len(by_layer))
+            ax.barh(places, frame["value"], 0.72 / len(by_layer),
                     color=colour_of(network, colours), label=shortened_name(network),
                     xerr=errors if errors.any() else None)  # fmt: skip
         scale_axis(ax.xaxis, shortened_name(measure, 40))
@@ -227,9 +242,9 @@ def _layer_profile_plot(measure: str, rows: Rows, colours: Colours) -> Plot:
         f"layers-{measure}",
         measure,
         "One value per layer, first layer on top.",
-        figure_from_axes_function(draw, height=1.1 + ROW * len(layers) * max(1.0, 0.6 * len(found))),
-        ["layer", *found],
-        [[layer, *(written(float(frame["value"][layer])) for frame in found.values())] for layer in layers],
+        figure_from_axes_function(draw, height=1.1 + ROW * len(layers) * max(1.0, 0.6 * len(by_layer))),
+        ["layer", *by_layer],
+        [[layer, *(written(float(frame["value"][layer])) for frame in by_layer.values())] for layer in layers],
     )
 
 

@@ -146,8 +146,8 @@ def shown_kinds() -> dict[str, Kind]:
 
 @functools.cache
 def _kinds_of_flatscope() -> dict[str, Kind]:
-    found = OWN_KINDS | DECISION_KINDS | TRAINING_KINDS | kinds_of_the_papers()
-    return {name: found[name] for name in dict.fromkeys((*ORDER, *found)) if name in found}
+    kinds = OWN_KINDS | DECISION_KINDS | TRAINING_KINDS | kinds_of_the_papers()
+    return {name: kinds[name] for name in dict.fromkeys((*ORDER, *kinds)) if name in kinds}
 
 
 def by_kind(items: object) -> dict[str, dict[str, Any]]:
@@ -280,11 +280,11 @@ def _items_of_folder(path: Path, name: str) -> list[tuple[str, Any]]:
     history = _read_csv(path / HISTORY_FILE)
     if _recognised_kind(history) != "histories":
         raise _unknown_content_error(path / HISTORY_FILE, columns_in_words(history))
-    found: list[tuple[str, Any]] = [(name, history)]
+    items: list[tuple[str, Any]] = [(name, history)]
     for file in sorted(path.iterdir()):
         if file.suffix == ".npz" or (file.suffix == ".parquet" and _class_that_wrote(file)):
-            found.append((name, _read_npz(file) if file.suffix == ".npz" else _read_parquet(file)))
-    return found
+            items.append((name, _read_npz(file) if file.suffix == ".npz" else _read_parquet(file)))
+    return items
 
 
 def _read_file_content(path: Path, read: Callable[[bytes], T], words: str) -> T:

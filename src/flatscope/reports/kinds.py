@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from flatscope.errors import InputError, refuse_unknown
-from flatscope.reports.markup import Colours, Part
+from flatscope.reports.markup import Colours, PagePart
 from flatscope.reports.plots import Plot
 from flatscope.result import Result
 
@@ -48,7 +48,7 @@ class Kind(NamedTuple):
     words: str
     of: type[Result] | tuple[type[Result], ...] | Callable[[object], bool]  # its classes, or what recognises it
     name: str | Callable[[Any], str]
-    render: Callable[[Mapping[str, Any], Colours], Part]
+    render: Callable[[Mapping[str, Any], Colours], PagePart]
     aspect: Callable[[Any], str] = lambda item: ""  # tells apart things of one kind that belong to one network
     plots: Callable[[Mapping[str, Any], Colours], Iterable[Plot]] = lambda items, colours: ()  # its figures as files
 

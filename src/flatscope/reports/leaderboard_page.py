@@ -16,7 +16,7 @@ from flatscope.registry import declarations
 from flatscope.reports.markup import (
     Cell,
     Colours,
-    Part,
+    PagePart,
     Section,
     answer_and_list,
     badge,
@@ -58,7 +58,7 @@ MARKERS = "osD^"
 JOIN = "flatscope benchmark my.py:function --networks 64 --report leaderboard.html"
 
 
-def leaderboards_part(boards: Mapping[str, Leaderboard], colours: Colours) -> Part:
+def leaderboards_part(boards: Mapping[str, Leaderboard], colours: Colours) -> PagePart:
     """The order of the measures, and below it all scores on each data set at each stop."""
     sections, answers, top = [], [], Markup("")
     for n, (name, board) in enumerate(boards.items()):
@@ -75,7 +75,7 @@ def leaderboards_part(boards: Mapping[str, Leaderboard], colours: Colours) -> Pa
             scores = _scores_table(board, data, stop, f"{more}-{place}")
             sections.append(Section(f"scores{more}-{place}", shown, scores, "every score with its interval"))
     provenance = {f"{name}, {board.WORD}": board.meta for name, board in boards.items()}
-    return Part(Markup("").join(answers), sections, provenance, picture=top)
+    return PagePart(Markup("").join(answers), sections, provenance, picture=top)
 
 
 def leaderboard_sentences(board: Leaderboard) -> list[str]:
@@ -210,9 +210,9 @@ def _scores_by_difference_table(board: Leaderboard, more: str) -> Markup:
     known = {kind: records_by_measure(kind) for kind in DIFFERENCES}
     rows = []
     for name in [*board.names, RANKING]:
-        found = [known[kind].get(name) for kind in DIFFERENCES]
-        if any(found):
-            rows.append([_measure_name_cell(name), *map(_record_cell, found)])
+        records = [known[kind].get(name) for kind in DIFFERENCES]
+        if any(records):
+            rows.append([_measure_name_cell(name), *map(_record_cell, records)])
     label = "Ψ by what two networks differ in. Column headers sort."
     sorts = ["text", *["number"] * len(DIFFERENCES)]
     header, id_ = ["Measure", *DIFFERENCES], f"differences-table{more}"
@@ -222,12 +222,12 @@ def _scores_by_difference_table(board: Leaderboard, more: str) -> Markup:
     return title + element("p", f"{words}.", class_="quiet") + grid
 
 
-def _record_cell(found: Record | None) -> Cell:
-    if found is None:
+def _record_cell(record: Record | None) -> Cell:
+    if record is None:
         return Cell("n/a", "", "correlate")
-    ends = "" if math.isnan(found.low) else f"[{score_number(found.low)}, {score_number(found.high)}]"
-    shown = element("span", score_number(found.psi), class_="value") + element("small", ends)
-    return Cell(shown, f"{found.psi:.6f}", "correlate")
+    ends = "" if math.isnan(record.low) else f"[{score_number(record.low)}, {score_number(record.high)}]"
+    shown = element("span", score_number(record.psi), class_="value") + element("small", ends)
+    return Cell(shown, f"{record.psi:.6f}", "correlate")
 
 
 def _scores_table(board: Leaderboard, data: str, stop: float, more: str) -> Markup:
@@ -235,13 +235,13 @@ def _scores_table(board: Leaderboard, data: str, stop: float, more: str) -> Mark
     scores = [score for score in SCORES if any(board.row(name, data, stop, score) is not None for name in board.names)]
     rows = []
     for name in board.names:
-        found = {score: board.row(name, data, stop, score) for score in scores}
-        tau = found["tau"]
+        row_by_score = {score: board.row(name, data, stop, score) for score in scores}
+        tau = row_by_score["tau"]
         count = "" if tau is None else str(int(tau["networks"]))
         rows.append(
             [
                 _measure_name_cell(name),
-                *(_score_cell(row, noted=score == "worst_error") for score, row in found.items()),
+                *(_score_cell(row, noted=score == "worst_error") for score, row in row_by_score.items()),
                 Cell(count, count),
             ]
         )
@@ -277,9 +277,9 @@ def leaderboard_plots(boards: Mapping[str, Leaderboard], _: Colours) -> Iterator
 
         def draw(ax: Axes, kept: list[str] = kept, board: Leaderboard = board) -> None:
             for n, (data, stop) in enumerate(board.populations):
-                found = [board.row(measure, data, stop, "psi") for measure in kept]
+                rows = [board.row(measure, data, stop, "psi") for measure in kept]
                 ends = np.array(
-                    [[math.nan] * 3 if row is None else row[["value", "low", "high"]] for row in found], float
+                    [[math.nan] * 3 if row is None else row[["value", "low", "high"]] for row in rows], float
                 )
                 reach = np.nan_to_num(np.abs(ends[:, 1:] - ends[:, :1]).T)
                 heights = np.arange(len(kept)) + 0.16 * (n - (len(board.populations) - 1) / 2)

@@ -213,7 +213,7 @@ class Section(NamedTuple):
     open: bool = False
 
 
-class Part(NamedTuple):
+class PagePart(NamedTuple):
     """Contribution of one kind of thing to the page: its answer, sections and picture."""
 
     answer: Markup  # what it says to the page's question, for the top of the page

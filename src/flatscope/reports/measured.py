@@ -166,11 +166,11 @@ def _cell_of_one_value(row: pd.Series[Any]) -> MeasuredCell:
     reason, folded = str(row["reason"]), bool(row["folded"])
     if math.isnan(value):
         return MeasuredCell(value, "n/a", reason=reason or "no value", folded=folded)
-    found = searched_text(row)
-    text, error = (typeset(found), "") if found else with_error(value, stderr)
+    searched = searched_text(row)
+    text, error = (typeset(searched), "") if searched else with_error(value, stderr)
     interval = "" if math.isnan(low) and math.isnan(high) else f"[{written(low)}, {written(high)}]"
     data_stderr = float(row["data_stderr"])
-    searching = (high - low) / 4 if found else 0.0  # the interval of a search: two errors to either side
+    searching = (high - low) / 4 if searched else 0.0  # the interval of a search: two errors to either side
     total = math.hypot(stderr, searching, 0.0 if math.isnan(data_stderr) else data_stderr)
     relative = total / abs(value) if value else math.nan
     return MeasuredCell(value, text, error, relative, bool(row["exact"]), "", interval, reason, folded)

@@ -15,13 +15,13 @@ from flatscope.comparing.comparison import Comparison
 from flatscope.disk import whole_file
 from flatscope.errors import InputError
 from flatscope.formatting import with_error, written
-from flatscope.headlines import minimum_verdict
+from flatscope.headlines import headline_has_remark, minimum_verdict
 from flatscope.network_summary import STANDING, NetworkSummary
 from flatscope.reports.figures import save_plots
 from flatscope.reports.items import by_kind, shown_kinds
 from flatscope.reports.markup import (
     Cell,
-    Part,
+    PagePart,
     Section,
     breakable,
     bullet_list,
@@ -71,7 +71,6 @@ META_WORDS = {
 UNKNOWN = NetworkSummary("", 0, math.nan, math.nan, math.nan, math.nan, rescalable=True)
 MARKS = {"yes": "✓ yes", "nearly": "≈ nearly", "no": "! no", "open": "? open", "unknown": "? not known"}
 ONE_TRAINING = "± is a standard error of the measures: another training could give another order."
-STILL = "still on a slope"  # how a remark begins that a headline says in its own words
 PAGE_ENDINGS = (".html", ".htm")
 MOST_HEADLINES = 5
 MOST_SIDE_BY_SIDE = 4  # networks that fit beside each other; a table of more scrolls
@@ -156,7 +155,7 @@ def page_text(
     measured = answer_block(kinds)
     others = [part.answer for name, part in parts.items() if not (measured and name in DETAILS)]
     return page_with_frame(
-        title or _default_title(len(colours), {kind for kind, found in kinds.items() if found}),
+        title or _default_title(len(colours), {kind for kind, things in kinds.items() if things}),
         [measured, *others],
         [parts[name].picture for name in shown],
         [section._replace(open=True) for section in sections] if len(sections) == 1 else sections,
@@ -169,7 +168,7 @@ def page_text(
     )
 
 
-def _without_repeats(part: Part, *, at_the_top: bool) -> Iterator[Section]:
+def _without_repeats(part: PagePart, *, at_the_top: bool) -> Iterator[Section]:
     """The sections of a part, without the picture that stands at the top, and without what held nothing else."""
     for section in part.sections:
         body = section.body
@@ -217,19 +216,19 @@ def _provenance_value_in_words(value: Any) -> str:
 def kinds_with_comparison(kinds: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """The tables of given comparisons among the measures; several tables without a comparison get one."""
     tables: dict[str, Table] = dict(kinds["measures"])
-    for found in kinds["comparisons"].values():
-        tables = found.tables | tables
+    for comparison in kinds["comparisons"].values():
+        tables = comparison.tables | tables
     comparisons = dict(kinds["comparisons"])
     if not comparisons and len(tables) > 1:
-        summaries = {name: network_summary_of_table(found) for name, found in tables.items()}
-        loss = next((found.meta["loss"] for found in tables.values() if "loss" in found.meta), "")
+        summaries = {name: network_summary_of_table(table) for name, table in tables.items()}
+        loss = next((table.meta["loss"] for table in tables.values() if "loss" in table.meta), "")
         comparisons["comparison"] = Comparison(tables, summaries, meta={"loss": loss})
     return {**kinds, "measures": tables, "comparisons": comparisons}
 
 
-def network_summary_of_table(found: Table) -> NetworkSummary:
+def network_summary_of_table(table: Table) -> NetworkSummary:
     """Summary of the network of a table, as far as its metadata tell."""
-    return NetworkSummary.from_dict(found.meta[STANDING]) if STANDING in found.meta else UNKNOWN
+    return NetworkSummary.from_dict(table.meta[STANDING]) if STANDING in table.meta else UNKNOWN
 
 
 def answer_block(kinds: Mapping[str, Mapping[str, Any]]) -> Markup:
@@ -239,19 +238,23 @@ def answer_block(kinds: Mapping[str, Mapping[str, Any]]) -> Markup:
     if not names:
         return Markup("")
     told = list(comparisons.values()) or ([*tables.values()] if len(tables) == 1 else [])
-    lines_of = [found.headline.splitlines() for found in told]
+    lines_of = [result.headline.splitlines() for result in told]
     sentences = [
         element("p", line, class_="held-out" if place else "conclusion")
-        for found in lines_of
-        for place, line in enumerate(found)
+        for lines in lines_of
+        for place, line in enumerate(lines)
     ]
-    said = {line for found in lines_of for line in found}
-    if comparisons and any(found.conclusion.voices for found in comparisons.values()):
+    said = {line for lines in lines_of for line in lines}
+    if comparisons and any(comparison.conclusion.voices for comparison in comparisons.values()):
         sentences.append(element("p", ONE_TRAINING, class_="quiet"))
-    warnings = [str(remark) for found in comparisons.values() for remark in found.warnings() if remark not in said]
-    for found in tables.values():
-        remarks = [str(words).rstrip(".") for words in found.meta.get("remarks", ())]
-        warnings += [f"{words[0].upper()}{words[1:]}." for words in remarks if not _remark_is_in_headline(words, said)]
+    warnings = [
+        str(remark) for comparison in comparisons.values() for remark in comparison.warnings() if remark not in said
+    ]
+    for measured in tables.values():
+        remarks = [str(words).rstrip(".") for words in measured.meta.get("remarks", ())]
+        warnings += [
+            f"{words[0].upper()}{words[1:]}." for words in remarks if not headline_has_remark(words, "\n".join(said))
+        ]
     rows = [
         *_loss_and_error_rows(names, kinds),
         *_row_on_minimum(names, tables),
@@ -262,24 +265,17 @@ def answer_block(kinds: Mapping[str, Mapping[str, Any]]) -> Markup:
     return Markup("").join((*sentences, facts, bullet_list(dict.fromkeys(warnings))))
 
 
-def _remark_is_in_headline(remark: str, said: Set[str]) -> bool:
-    """True if a line of a headline has this remark already."""
-    return any(remark[1:] in line for line in said) or (
-        remark.startswith(STILL) and any(line.startswith("No minimum") for line in said)
-    )
-
-
 def _loss_and_error_rows(names: list[str], kinds: Mapping[str, Mapping[str, Any]]) -> list[list[object]]:
     """Loss, test error and the gap between test and training samples, where they are known."""
     known = [_summary_of_network(name, kinds) for name in names]
-    n_test = next((int(found.meta.get("n_test") or 0) for found in kinds["comparisons"].values()), 0)
-    classes = not all(math.isnan(found.error) for found in known)
+    n_test = next((int(comparison.meta.get("n_test") or 0) for comparison in kinds["comparisons"].values()), 0)
+    classes = not all(math.isnan(summary.error) for summary in known)
     what = "error" if classes else "loss"
-    gaps = [getattr(found, f"test_{what}") - getattr(found, what) for found in known]
+    gaps = [getattr(summary, f"test_{what}") - getattr(summary, what) for summary in known]
     shown = [
-        ("Training loss", [found.loss for found in known], False, 0),
-        ("Test loss", [found.test_loss for found in known], False, 0),
-        ("Test error", [found.test_error for found in known], True, n_test),
+        ("Training loss", [summary.loss for summary in known], False, 0),
+        ("Test loss", [summary.test_loss for summary in known], False, 0),
+        ("Test error", [summary.test_error for summary in known], True, n_test),
         (f"Gap of the {what}", gaps, classes, 0),
     ]
     return [
@@ -300,8 +296,8 @@ def _formatted_value(value: float, share: bool, n: int) -> str:
 
 def _summary_of_network(name: str, kinds: Mapping[str, Mapping[str, Any]]) -> NetworkSummary:
     """From a comparison, else from the table's metadata, else the last line of a training history."""
-    for found in kinds["comparisons"].values():
-        known: NetworkSummary = found.networks.get(name, UNKNOWN)
+    for comparison in kinds["comparisons"].values():
+        known: NetworkSummary = comparison.networks.get(name, UNKNOWN)
         if not math.isnan(known.loss):
             return known
     told = network_summary_of_table(kinds["measures"][name]) if name in kinds["measures"] else UNKNOWN
@@ -331,17 +327,17 @@ def _headline_rows(
     names: list[str], tables: Mapping[str, Table], comparisons: Mapping[str, Comparison]
 ) -> list[list[object]]:
     """The measures that the conclusion rests on; of one network, the invariant ones to look at first."""
-    voices = [voice.measure for found in comparisons.values() for voice in found.conclusion.voices]
+    voices = [voice.measure for comparison in comparisons.values() for voice in comparison.conclusion.voices]
     words = captions_by_measure()
     rows: list[list[object]] = []
     for line in measure_lines(tables) if tables else []:
         first = line.invariance == "all" and line.name in words if not comparisons else line.label in voices
         if not first or len(rows) >= MOST_HEADLINES:
             continue
-        found = dict(zip(tables, line.cells, strict=True))
+        cells = dict(zip(tables, line.cells, strict=True))
         name, gist = element("span", breakable(line.label), class_="name"), element("small", words.get(line.name, ""))
         label = element("span", name, gist)
-        rows.append([label, *(_cell_value_in_words(found.get(name)) for name in names)])
+        rows.append([label, *(_cell_value_in_words(cells.get(name)) for name in names)])
     return rows
 
 

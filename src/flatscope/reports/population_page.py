@@ -11,7 +11,7 @@ import pandas as pd
 from markupsafe import Markup
 
 from flatscope.formatting import first_of_names, numbered, written
-from flatscope.reports.markup import Cell, Colours, Part, Section, answer_and_list, badge, breakable, element, table
+from flatscope.reports.markup import Cell, Colours, PagePart, Section, answer_and_list, badge, breakable, element, table
 from flatscope.reports.measured import INVARIANCE_WORDS, MANY, invariance_of_measure
 from flatscope.reports.plots import (
     COLOURS,
@@ -44,7 +44,7 @@ ROW = 0.17  # inches of a measure in the figure of all correlations
 MOST_NAMED = 5
 
 
-def populations_part(populations: Mapping[str, PopulationFrame], colours: Colours) -> Part:
+def populations_part(populations: Mapping[str, PopulationFrame], colours: Colours) -> PagePart:
     """For every population its scatters and the table of correlations."""
     sections, answers, top = [], [], Markup("")
     for n, (name, population) in enumerate(populations.items()):
@@ -62,7 +62,7 @@ def populations_part(populations: Mapping[str, PopulationFrame], colours: Colour
         )
         sections.append(Section(f"population-{n}" if n else "population", title, body, gist))
     provenance = {f"{name}, population": dict(p.meta or {}) | {"networks": len(p)} for name, p in populations.items()}
-    return Part(Markup("").join(answers), sections, provenance, picture=top)
+    return PagePart(Markup("").join(answers), sections, provenance, picture=top)
 
 
 def _scatter_chooser(n: int, scatters: Sequence[Plot]) -> Markup:
@@ -88,7 +88,7 @@ def _correlations_table(n: int, name: str, population: PopulationFrame) -> Marku
         rows.append(
             [
                 Cell(element("span", breakable(entry.measure), class_="name"), entry.measure),
-                *(_correlation_cell(found(entry)) for found in kinds.values()),
+                *(_correlation_cell(correlation_of(entry)) for correlation_of in kinds.values()),
                 Cell(_p_value_in_words(entry.adjusted), "" if math.isnan(entry.adjusted) else repr(entry.adjusted)),
                 Cell(badge(word, kind), str(list(INVARIANCE_WORDS).index(stands))),
                 Cell(source, source, "source"),

@@ -21,7 +21,7 @@ from flatscope.reports.figures import comparison_plot, history_plots, measured_p
 from flatscope.reports.markup import (
     Cell,
     Colours,
-    Part,
+    PagePart,
     Section,
     answer_and_list,
     badge,
@@ -61,41 +61,41 @@ TOP = 2  # figures of measures that may stand at the top
 MOST_ROWS = 40  # of the table that stands for the picture of an interpolation
 
 
-def comparisons_part(comparisons: Mapping[str, Comparison], colours: Colours) -> Part:
+def comparisons_part(comparisons: Mapping[str, Comparison], colours: Colours) -> PagePart:
     """Ratios of the measures that may be compared, and the order and verdict of every one."""
     sections, top = [], Markup("")
     repeated: tuple[Markup, ...] = ()
-    for n, (name, found) in enumerate(comparisons.items()):
-        left_out = [label for labels in found.not_comparable().values() for label in labels]
-        plots = list(comparison_plot(found.tables, colours, left_out))
+    for n, (name, comparison) in enumerate(comparisons.items()):
+        left_out = [label for labels in comparison.not_comparable().values() for label in labels]
+        plots = list(comparison_plot(comparison.tables, colours, left_out))
         top, repeated = top or first_plot_for_top(plots), repeated or content_of_first_plots(plots)
-        remarks = [] if len(found.distinct) < 2 or not found.counting else found.ranking_remarks()
+        remarks = [] if len(comparison.distinct) < 2 or not comparison.counting else comparison.ranking_remarks()
         rows = [
             [_measure_name_markup(line[0]), *line[1:-1], badge(line[-1], BADGES.get(line[-1], "")) if line[-1] else ""]
-            for line in found.lines()
+            for line in comparison.lines()
         ]
-        refused = [f"{reason}: {', '.join(labels)}" for reason, labels in found.not_comparable().items()]
+        refused = [f"{reason}: {', '.join(labels)}" for reason, labels in comparison.not_comparable().items()]
         body = Markup("").join(
             (
                 plot_cards(plots),
                 bullet_list(remarks),
                 element("h3", "Every measure, best network first"),
                 element("p", f"> better, ≳ better within the error, = equal. {ERRORS}", class_="quiet"),
-                table(f"Order and verdict of every measure, {name}", found.header, rows, tall=len(rows) > MANY),
+                table(f"Order and verdict of every measure, {name}", comparison.header, rows, tall=len(rows) > MANY),
                 element("p", "Why some are not comparable:", class_="quiet note") if refused else "",
                 bullet_list(refused),
             )
         )
-        asked = len(found.tables[found.names[0]].names)
-        counting = f"{len(found.counting)} {'counts' if len(found.counting) == 1 else 'count'} in the ranking"
-        count = f"{len(found.comparable)} of {asked} measures may be compared, {counting}"
+        asked = len(comparison.tables[comparison.names[0]].names)
+        counting = f"{len(comparison.counting)} {'counts' if len(comparison.counting) == 1 else 'count'} in the ranking"
+        count = f"{len(comparison.comparable)} of {asked} measures may be compared, {counting}"
         title = "Comparison" if len(comparisons) == 1 else f"Comparison: {name}"
         sections.append(Section(f"comparison-{n}" if n else "comparison", title, body, count))
-    provenance = {name: found.meta for name, found in comparisons.items()}
-    return Part(Markup(""), sections, provenance, picture=top, below=repeated)
+    provenance = {name: comparison.meta for name, comparison in comparisons.items()}
+    return PagePart(Markup(""), sections, provenance, picture=top, below=repeated)
 
 
-def measures_part(tables: Mapping[str, Table], colours: Colours) -> Part:
+def measures_part(tables: Mapping[str, Table], colours: Colours) -> PagePart:
     """The table of measures, and what there is by layer, unit and sample."""
     rows = measure_lines(tables)
     cells = [
@@ -125,8 +125,8 @@ def measures_part(tables: Mapping[str, Table], colours: Colours) -> Part:
     sections = [Section("measures", "Measures", body, gist)]
     plots = list(measured_plots(tables, colours))
     sections += plots_section("profiles", "By sample, layer and unit", plots, numbered(len(plots), "figure"))
-    provenance = {name: found.meta for name, found in tables.items()}
-    return Part(
+    provenance = {name: measured.meta for name, measured in tables.items()}
+    return PagePart(
         Markup(""),
         sections,
         provenance,
@@ -182,16 +182,19 @@ def _source_and_sort_key(entry: Declaration | None) -> tuple[Markup, str]:
     return element("span", entry.citation, element("small", entry.equation)), entry.citation
 
 
-def bounds_part(tables: Mapping[str, Table], _: Colours) -> Part:
+def bounds_part(tables: Mapping[str, Table], _: Colours) -> PagePart:
     """Bounds that say something, each with what it assumes; those that say nothing in a line."""
-    frames = {name: found.to_frame().drop_duplicates(["measure", "options"]) for name, found in tables.items()}
+    frames = {name: bounds.to_frame().drop_duplicates(["measure", "options"]) for name, bounds in tables.items()}
     empty = [dict(zip(f["measure"], f["vacuous"], strict=True)) for f in frames.values()]
     assumed = {m: a for f in frames.values() for m, a in zip(f["measure"], f["assumptions"], strict=True)}
     levels = sorted({float(c) for f in frames.values() for c in f["confidence"]})
     groups: dict[str, list[Line]] = {state: [] for state in ("informative", "vacuous", "without value")}
     for line in measure_lines(tables, "bound"):
         groups[
-            min(_state_of_bound(cell, line.name, found) for cell, found in zip(line.cells, empty, strict=True))
+            min(
+                _state_of_bound(cell, line.name, vacuous_by_name)
+                for cell, vacuous_by_name in zip(line.cells, empty, strict=True)
+            )
         ].append(line)
     told, vacuous, refused = groups.values()
     chance = ", ".join(f"{level:g}" for level in levels)
@@ -214,8 +217,8 @@ def bounds_part(tables: Mapping[str, Table], _: Colours) -> Part:
         words = _reasons_for_missing_bounds(refused)
         parts.append(element("details", element("summary", f"{len(refused)} do not apply here"), bullet_list(words)))
     gist = f"{len(told)} informative, {len(vacuous)} vacuous"
-    provenance = {f"{name}, bounds": found.meta for name, found in tables.items()}
-    return Part(Markup(""), [Section("bounds", "Bounds", Markup("").join(parts), gist)], provenance)
+    provenance = {f"{name}, bounds": bounds.meta for name, bounds in tables.items()}
+    return PagePart(Markup(""), [Section("bounds", "Bounds", Markup("").join(parts), gist)], provenance)
 
 
 def _state_of_bound(cell: MeasuredCell | None, name: str, vacuous: Mapping[str, bool]) -> str:
@@ -234,7 +237,7 @@ def _reasons_for_missing_bounds(refused: Sequence[Line]) -> list[str]:
     return [f"{', '.join(names)}: {reason}" for reason, names in labels.items()]
 
 
-def audits_part(audits: Mapping[str, Audit], _: Colours) -> Part:
+def audits_part(audits: Mapping[str, Audit], _: Colours) -> PagePart:
     """Part of the page on audits: changes of each measure when the same function has other weights."""
     trials = ", ".join(map(str, sorted({int(audit.meta.get("trials", 0)) for audit in audits.values()})))
     parts = [element("p", f"{REWRITTEN} Draws of each kind: {trials}; the largest change is shown.", class_="quiet")]
@@ -252,19 +255,19 @@ def audits_part(audits: Mapping[str, Audit], _: Colours) -> Part:
         answers.append(audit_in_words(name, audit))
     provenance = {f"{name}, audit": audit.meta for name, audit in audits.items()}
     gist = "which measures change when the weights are rewritten"
-    return Part(answer_and_list(answers), [Section("audit", "Audit", Markup("").join(parts), gist)], provenance)
+    return PagePart(answer_and_list(answers), [Section("audit", "Audit", Markup("").join(parts), gist)], provenance)
 
 
-def explanations_part(explanations: Mapping[str, Explanation], _: Colours) -> Part:
+def explanations_part(explanations: Mapping[str, Explanation], _: Colours) -> PagePart:
     """Part of the page on how each network was read, with the route of every parameter's curvature."""
     parts, answers = [], []
     for name, explanation in explanations.items():
         parts += [element("h3", name)] if len(explanations) > 1 else []
         parts += [table(f"How {name} is read", *explanation.cells()), bullet_list(explanation.details())]
         answers.append(" ".join(explanation.headline_lines()[:2]))
-    provenance = {f"{name}, explanation": found.meta for name, found in explanations.items()}
+    provenance = {f"{name}, explanation": explained.meta for name, explained in explanations.items()}
     section = Section("explanation", "How it is read", Markup("").join(parts), "the way of every parameter, and why")
-    return Part(answer_and_list(answers), [section], provenance)
+    return PagePart(answer_and_list(answers), [section], provenance)
 
 
 def audit_in_words(name: str, audit: Audit) -> str:
@@ -287,55 +290,55 @@ def _audit_cell(text: str, wrong: bool) -> Markup:
     return Markup("").join((badge(verdict, AUDIT_BADGES[verdict]), change, against))
 
 
-def histories_part(histories: Mapping[str, pd.DataFrame], colours: Colours) -> Part:
+def histories_part(histories: Mapping[str, pd.DataFrame], colours: Colours) -> PagePart:
     """Training curves, one figure per recorded quantity."""
     plots = list(history_plots(histories, colours))
     section = plots_section("training", "Training", plots, "curves by epoch")
-    return Part(Markup(""), section, {}, picture=first_plot_for_top(plots), below=content_of_first_plots(plots))
+    return PagePart(Markup(""), section, {}, picture=first_plot_for_top(plots), below=content_of_first_plots(plots))
 
 
-def drawn_part(title: str, gist: str, plots: Iterable[Plot], results: Mapping[str, Result]) -> Part:
+def drawn_part(title: str, gist: str, plots: Iterable[Plot], results: Mapping[str, Result]) -> PagePart:
     """The figures in a section of their own, what each shows in words, where they come from."""
     shown, anchor = list(plots), title.lower()
     answer = answer_and_list([f"{plot.title}: {plot.caption}" for plot in shown])
-    provenance = {f"{name}, {anchor}": found.meta for name, found in results.items()}
+    provenance = {f"{name}, {anchor}": result.meta for name, result in results.items()}
     section = plots_section(anchor, title, shown, gist)
-    return Part(answer, section, provenance, picture=first_plot_for_top(shown), below=content_of_first_plots(shown))
+    return PagePart(answer, section, provenance, picture=first_plot_for_top(shown), below=content_of_first_plots(shown))
 
 
 def spectrum_plots(spectra: Mapping[str, SpectralDensity | Eigenpairs], _: Colours) -> Iterator[Plot]:
     """The density of eigenvalues, or those found one by one, as each draws itself."""
-    for name, found in spectra.items():
-        header, rows = found.cells()
-        make = partial(found.figure, caption=False) if isinstance(found, SpectralDensity) else found.figure
-        yield Plot(f"spectrum-{name}", name, spectrum_in_words(found), figure_fitted_to_page(make), header, rows)
+    for name, spectrum in spectra.items():
+        header, rows = spectrum.cells()
+        make = partial(spectrum.figure, caption=False) if isinstance(spectrum, SpectralDensity) else spectrum.figure
+        yield Plot(f"spectrum-{name}", name, spectrum_in_words(spectrum), figure_fitted_to_page(make), header, rows)
 
 
-def label_of_spectrum(found: SpectralDensity | Eigenpairs) -> str:
+def label_of_spectrum(spectrum: SpectralDensity | Eigenpairs) -> str:
     """Label that tells the spectra of one network apart."""
-    what = "density of eigenvalues" if isinstance(found, SpectralDensity) else "eigenvalues"
-    return f"layer {found.layer}, {what}" if found.layer else what
+    what = "density of eigenvalues" if isinstance(spectrum, SpectralDensity) else "eigenvalues"
+    return f"layer {spectrum.layer}, {what}" if spectrum.layer else what
 
 
-def spectrum_in_words(found: SpectralDensity | Eigenpairs) -> str:
+def spectrum_in_words(spectrum: SpectralDensity | Eigenpairs) -> str:
     """Sentence on a spectrum."""
-    matrix = MATRIX_WORDS[found.curvature]
-    if isinstance(found, Eigenpairs):
-        missing = int((~found.converged).sum())
-        left = f"; {missing} of {len(found)} not found to the accuracy asked for" if missing else ""
-        return f"Largest eigenvalue of the {matrix} {written(float(found.values[0]))}{left}."
-    trace, error = found.trace
-    zero = f"±{written(found.radius, 2)}"
-    low, high = found.range
+    matrix = MATRIX_WORDS[spectrum.curvature]
+    if isinstance(spectrum, Eigenpairs):
+        missing = int((~spectrum.converged).sum())
+        left = f"; {missing} of {len(spectrum)} not found to the accuracy asked for" if missing else ""
+        return f"Largest eigenvalue of the {matrix} {written(float(spectrum.values[0]))}{left}."
+    trace, error = spectrum.trace
+    zero = f"±{written(spectrum.radius, 2)}"
+    low, high = spectrum.range
     return (
-        f"{written(found.size)} eigenvalues of the {matrix} from {written(low)} to {written(high)}; "
-        f"{len(found.outliers)} of them stand out; trace {written(trace)} ± {written(error, 2)}; "
-        f"{typeset(str(found.negative()))} negative, {typeset(str(found.near_zero()))} within {zero} of zero."
-        + (" Shaded: 95 % band over draws." if found.draws > 1 else "")
+        f"{written(spectrum.size)} eigenvalues of the {matrix} from {written(low)} to {written(high)}; "
+        f"{len(spectrum.outliers)} of them stand out; trace {written(trace)} ± {written(error, 2)}; "
+        f"{typeset(str(spectrum.negative()))} negative, {typeset(str(spectrum.near_zero()))} within {zero} of zero."
+        + (" Shaded: 95 % band over draws." if spectrum.draws > 1 else "")
     )
 
 
-def spectra_part(spectra: Mapping[str, SpectralDensity | Eigenpairs], colours: Colours) -> Part:
+def spectra_part(spectra: Mapping[str, SpectralDensity | Eigenpairs], colours: Colours) -> PagePart:
     """One figure per density or list of eigenvalues."""
     return drawn_part("Spectrum", "eigenvalues", spectrum_plots(spectra, colours), spectra)
 
@@ -369,7 +372,7 @@ def simplex_in_words(simplex: Simplex) -> str:
     return words + f"between them a barrier of {written(simplex.barrier, 3)}."
 
 
-def simplexes_part(simplexes: Mapping[str, Simplex], colours: Colours) -> Part:
+def simplexes_part(simplexes: Mapping[str, Simplex], colours: Colours) -> PagePart:
     """One figure per interpolation, and whether a barrier lies between the networks."""
     gist = "loss of mixtures of the networks"
     return drawn_part("Interpolation", gist, simplex_plots(simplexes, colours), simplexes)
@@ -382,7 +385,7 @@ def given_plots(figures: Mapping[str, Figure], _: Colours) -> Iterator[Plot]:
         yield Plot(title, title, "; ".join(axes), lambda figure=figure: figure)  # type: ignore[misc]
 
 
-def figures_part(figures: Mapping[str, Figure], colours: Colours) -> Part:
+def figures_part(figures: Mapping[str, Figure], colours: Colours) -> PagePart:
     """Figures that somebody else drew, as pictures that keep to themselves."""
     shown = []
     for plot in given_plots(figures, colours):
@@ -391,8 +394,7 @@ def figures_part(figures: Mapping[str, Figure], colours: Colours) -> Part:
         if len(content) > LARGEST_SVG:
             content, media = figure_bytes(figure, "png"), "image/png"
         address = f"data:{media};base64,{base64.b64encode(content).decode()}"
-        image = Markup('<img class="paper" alt="{}" src="{}">').format(
-            f"{plot.title}: {plot.caption}" if plot.caption else plot.title, address
-        )
+        alt = f"{plot.title}: {plot.caption}" if plot.caption else plot.title
+        image = element("img", class_="paper", alt=alt, src=address)
         shown.append(element("figure", element("figcaption", element("h3", plot.title)), image, class_="card"))
-    return Part(Markup(""), [Section("figures", "Figures", element("div", *shown, class_="charts"), open=True)], {})
+    return PagePart(Markup(""), [Section("figures", "Figures", element("div", *shown, class_="charts"), open=True)], {})

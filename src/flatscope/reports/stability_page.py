@@ -12,7 +12,7 @@ from markupsafe import Markup
 
 from flatscope.formatting import written
 from flatscope.reports.figures import colour_of
-from flatscope.reports.markup import Colours, Part, Section, answer_and_list, element, table
+from flatscope.reports.markup import Colours, PagePart, Section, answer_and_list, element, table
 from flatscope.reports.measured import MANY
 from flatscope.reports.plots import (
     Plot,
@@ -43,7 +43,7 @@ CURVES = {  # column: title, how to read it
 }
 
 
-def stability_part(runs: Mapping[str, Stability], colours: Colours) -> Part:
+def stability_part(runs: Mapping[str, Stability], colours: Colours) -> PagePart:
     """Part of the page on stability: place of each training against the edge, curves, every record as a table."""
     sentences = [
         f"{name}: {words}" if len(runs) > 1 else words for name, run in runs.items() for words in run.sentences()
@@ -59,7 +59,7 @@ def stability_part(runs: Mapping[str, Stability], colours: Colours) -> Part:
         body += Markup("").join(element("p", remark, class_="quiet") for remark in remarks)
     sections = [Section("stability", "Edge of stability", body, "sharpness against the step size")]
     provenance = {f"{name}, stability": run.meta for name, run in runs.items()}
-    return Part(
+    return PagePart(
         answer_and_list(sentences),
         sections,
         provenance,
@@ -120,12 +120,12 @@ def _sharpness_plots(runs: Mapping[str, Stability], colours: Colours) -> Iterato
 
 def _edge_of_stability_rows(name: str, run: Stability) -> Iterator[list[str]]:
     """Rows of the table below the curves: where λ_max and batch sharpness stay, from when on, with the interval."""
-    for kind, found in (("λ_max", run.sharpness), ("batch sharpness", run.batch_sharpness)):
-        if found.where != "unknown":
-            known = not math.isnan(found.mean.low) or not math.isnan(found.mean.high)
-            interval = f"{found.mean.low:.3f}–{found.mean.high:.3f}" if known else "too few records"
-            values = written(found.mean.value, 3), interval, written(found.spread, 2)
-            yield [name, kind, found.where, str(found.start), *values]
+    for kind, curve in (("λ_max", run.sharpness), ("batch sharpness", run.batch_sharpness)):
+        if curve.where != "unknown":
+            known = not math.isnan(curve.mean.low) or not math.isnan(curve.mean.high)
+            interval = f"{curve.mean.low:.3f}–{curve.mean.high:.3f}" if known else "too few records"
+            values = written(curve.mean.value, 3), interval, written(curve.spread, 2)
+            yield [name, kind, curve.where, str(curve.start), *values]
 
 
 def _stability_curves(

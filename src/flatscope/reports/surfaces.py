@@ -13,7 +13,7 @@ from markupsafe import Markup
 from flatscope.formatting import written
 from flatscope.landscapes.surface import SPACES, Surface, common_heights
 from flatscope.reports.figures import colour_of
-from flatscope.reports.markup import Colours, Part, Section, answer_and_list, element, table
+from flatscope.reports.markup import Colours, PagePart, Section, answer_and_list, element, table
 from flatscope.reports.plots import (
     Curve,
     Plot,
@@ -108,7 +108,7 @@ def height_scale(surfaces: Sequence[Surface]) -> Scale:
     return Scale(low, high, low > 0 and high > 20 * low)
 
 
-def surfaces_part(surfaces: Mapping[str, Surface], colours: Colours) -> Part:
+def surfaces_part(surfaces: Mapping[str, Surface], colours: Colours) -> PagePart:
     """All planes on one height scale, lines in one figure; the maps of the networks may stand at the top."""
     groups = planes_by_network(surfaces)
     scale = height_scale([surface for group in groups.values() for surface in group])
@@ -132,7 +132,7 @@ def surfaces_part(surfaces: Mapping[str, Surface], colours: Colours) -> Part:
     answer = answer_and_list([f"{name}: {loss_around_network_in_words(surface)}" for name, surface in surfaces.items()])
     above = _planes_at_the_top(groups)
     repeated = tuple(maps[name, surface.space] for name, surface in above.items())
-    return Part(answer, [section], provenance, picture=_maps_side_by_side(above, scale), below=repeated)
+    return PagePart(answer, [section], provenance, picture=_maps_side_by_side(above, scale), below=repeated)
 
 
 def loss_around_network_in_words(surface: Surface) -> str:
@@ -147,7 +147,7 @@ def loss_around_network_in_words(surface: Surface) -> str:
 def _planes_at_the_top(groups: Mapping[str, list[Surface]]) -> dict[str, Surface]:
     """One plane of each network, in a space that all of them have; none where they have none in common."""
     spaces = [{surface.space for surface in group} for group in groups.values()]
-    shared = [space for space in SPACES if spaces and all(space in found for found in spaces)]
+    shared = [space for space in SPACES if spaces and all(space in planes for planes in spaces)]
     first = list(groups.items())[:MOST_PANELS] if shared else []
     return {name: next(surface for surface in group if surface.space == shared[0]) for name, group in first}
 

@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def finite_differences_in_words(found: Mapping[str, Any]) -> str:
+def finite_differences_in_words(entries: Mapping[str, Any]) -> str:
     """Sentence on the uncertainty that finite differences leave."""
-    kinks = "; kinks that a step crosses are counted: this is not the exact Hessian" if found["kinks"] else ""
+    kinks = "; kinks that a step crosses are counted: this is not the exact Hessian" if entries["kinks"] else ""
     return (
-        f"By finite differences: step {readable_number(found['step'], 2)} of the weights, two steps differ by up to "
-        f"{readable_number(100 * found['spread'], 2)} %{kinks}."
+        f"By finite differences: step {readable_number(entries['step'], 2)} of the weights, two steps differ by up to "
+        f"{readable_number(100 * entries['spread'], 2)} %{kinks}."
     )
 
 

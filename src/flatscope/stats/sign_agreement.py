@@ -188,12 +188,12 @@ def pairs_differing_in_one_column(codes: Codes, place: int) -> tuple[Codes, Code
     order = np.argsort(groups, kind="stable")
     starts = np.flatnonzero(np.diff(groups[order], prepend=-1))
     sizes = np.diff(starts, append=len(order))
-    found = [np.zeros((3, 0), dtype=np.int64)]
+    pairs_by_group = [np.zeros((3, 0), dtype=np.int64)]
     for size in np.unique(sizes):  # groups are many, and most of one size
         (chosen,) = np.nonzero(sizes == size)
         one, other = (order[starts[chosen, None] + side] for side in np.triu_indices(size, 1))
-        found.append(np.stack([one, other, np.broadcast_to(chosen[:, None], one.shape)]).reshape(3, -1))
-    pairs = np.concatenate(found, axis=1)
+        pairs_by_group.append(np.stack([one, other, np.broadcast_to(chosen[:, None], one.shape)]).reshape(3, -1))
+    pairs = np.concatenate(pairs_by_group, axis=1)
     pairs = pairs[:, codes[pairs[0], place] != codes[pairs[1], place]]
     first, second, group = pairs[:, np.argsort(pairs[2], kind="stable")]
     return first, second, np.cumsum(np.diff(group, prepend=group[:1]) > 0)

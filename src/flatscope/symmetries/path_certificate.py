@@ -113,16 +113,16 @@ class ActivationCertificate:
     def _states(self, points: list[Params], inputs: Inputs) -> list[tuple[Tensor, ...]]:
         """The states of all ReLUs at each of several weights, in as few passes as memory and network allow."""
         width = max(1, STANDARD.block_memory.least // (8 * count_scalars(points[0].values())))
-        found: list[tuple[Tensor, ...]] = []
+        states_at_points: list[tuple[Tensor, ...]] = []
         for start in range(0, len(points), width):
             some = points[start : start + width]
             stacked = {name: torch.stack([point[name] for point in some]) for name in some[0]}
             try:
                 states: tuple[Tensor, ...] = vectorised_over_points(partial(self._states_at, inputs), stacked)
-                found += zip(*(state.unbind() for state in states), strict=True)
+                states_at_points += zip(*(state.unbind() for state in states), strict=True)
             except RuntimeError:  # an operation that does not run on stacked weights
-                found += [self._states_at(inputs, point) for point in some]
-        return found
+                states_at_points += [self._states_at(inputs, point) for point in some]
+        return states_at_points
 
     def _states_at(self, inputs: Inputs, params: Params) -> tuple[Tensor, ...]:
         states: list[Tensor] = []

@@ -145,7 +145,7 @@ def _units_of_group(classes: Tensor, group: int, groups: int) -> list[tuple[int,
     units: dict[tuple[int, int], list[int]] = {}
     for channel, number in enumerate(classes[start:stop].tolist(), start=start):
         units.setdefault((number, channel if number == 0 else -1), []).append(channel)
-    return [(number, found) for (number, _), found in units.items()]
+    return [(number, channels) for (number, _), channels in units.items()]
 
 
 def _centre_tap_index(layer: GraphLayer, shape: torch.Size, output: int, input_: int) -> int:

@@ -87,10 +87,10 @@ class Fusing:
                     warnings.warn(
                         f"networks are trained as stacks, which is slower: {problem}", UserWarning, stacklevel=4
                     )
-        found = self._known[key]
-        if isinstance(found, NotFused):
-            raise found
-        return found
+        compiled = self._known[key]
+        if isinstance(compiled, NotFused):
+            raise compiled
+        return compiled
 
 
 def _compare_kernel_with_stack(network: FusedNetwork, model: nn.Module, trial: Trial, images: Tensor) -> None:

@@ -29,7 +29,7 @@ from flatscope.training.fused_stack import FusedNetwork, FusedStack
 from flatscope.training.loop import TrainResult, is_evaluated, next_state, train
 from flatscope.training.stack import Stack
 from flatscope.training.stacked_measures import StackedLayers, checked_names, measure_alone, measure_stack
-from flatscope.training.trials import Group, StackSamples, copy_state_into, detached_tensors
+from flatscope.training.trials import StackSamples, TrialGroup, copy_state_into, detached_tensors
 
 AfterEpoch = Callable[[int, "PopulationView"], None]
 
@@ -47,7 +47,11 @@ class PopulationView:
     """
 
     def __init__(
-        self, group: Group, active: Sequence[int], weights: Mapping[str, Tensor], batch_losses: Sequence[float] = ()
+        self,
+        group: TrialGroup,
+        active: Sequence[int],
+        weights: Mapping[str, Tensor],
+        batch_losses: Sequence[float] = (),
     ) -> None:
         self._group, self._weights, self._batch_losses = group, weights, batch_losses
         self._rows = {trial.index: row for row, trial in enumerate(group.trials)}
@@ -170,7 +174,7 @@ class PopulationView:
 
 
 def train_stacked(
-    group: Group,
+    group: TrialGroup,
     test: Pair | None,
     folder: Path | None,
     pace: tuple[int, float],
@@ -225,7 +229,7 @@ def train_stacked(
         raise
 
 
-def _stack_of(group: Group, active: Sequence[int], velocity: Mapping[str, Tensor] | None) -> Stack:
+def _stack_of(group: TrialGroup, active: Sequence[int], velocity: Mapping[str, Tensor] | None) -> Stack:
     """The trials of a group that go on, as one stack."""
     assert group.network is not None
     samples = StackSamples.of(group.data)
@@ -244,7 +248,7 @@ def _stack_of(group: Group, active: Sequence[int], velocity: Mapping[str, Tensor
 
 
 def train_alone(
-    group: Group,
+    group: TrialGroup,
     test: Pair | None,
     folder: Path | None,
     pace: tuple[int, float],
@@ -299,7 +303,7 @@ def _batch_losses(stack: Stack) -> list[float]:
 
 
 def _states_after_epoch(
-    group: Group, stack: Stack, active: Sequence[int], finite: Sequence[bool], test: Pair | None, begun: float
+    group: TrialGroup, stack: Stack, active: Sequence[int], finite: Sequence[bool], test: Pair | None, begun: float
 ) -> list[TrainingState]:
     """New states of the trials of the stack: evaluated where it is time, ended where a rule holds."""
     configs = [trial.config for trial in stack.trials]
@@ -321,7 +325,7 @@ def _states_after_epoch(
     return states
 
 
-def write_group(folder: Path, group: Group, stack: Stack) -> None:
+def write_group(folder: Path, group: TrialGroup, stack: Stack) -> None:
     """Replace the group's checkpoint by where it stands now."""
     group.take(stack.weights, dict(enumerate(group.active)))
     parts = {_WEIGHTS: group.weights, _INITIAL: group.initial, _VELOCITY: stack.velocity}
@@ -336,7 +340,7 @@ def write_group(folder: Path, group: Group, stack: Stack) -> None:
     write_state(_checkpoint_path(folder, group), STATE_KEY, parts, saved)
 
 
-def resume_group(folder: Path, group: Group) -> dict[str, Tensor] | None:
+def resume_group(folder: Path, group: TrialGroup) -> dict[str, Tensor] | None:
     """Bring the group to where its checkpoint stands; the velocity of those that go on, or None without checkpoint.
 
     Raises:
@@ -365,7 +369,7 @@ def resume_group(folder: Path, group: Group) -> dict[str, Tensor] | None:
     return {name: value[places] for name, value in parts[_VELOCITY].items()}
 
 
-def _checkpoint_path(folder: Path, group: Group) -> Path:
+def _checkpoint_path(folder: Path, group: TrialGroup) -> Path:
     return folder / f"group-{group.number:03d}.safetensors"
 
 

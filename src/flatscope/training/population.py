@@ -26,10 +26,10 @@ from flatscope.training.population_result import Population
 from flatscope.training.stacked_layers import NotStackable, StackedNetwork
 from flatscope.training.trials import (
     Build,
-    Group,
     Pairs,
     Trial,
     TrialData,
+    TrialGroup,
     build_model,
     copy_state_into,
     count_classes,
@@ -179,7 +179,7 @@ def _groups_of_trials(
     stacked: bool | str,
     dtype: torch.dtype | None,
     home: _Home,
-) -> tuple[list[Group], dict[str, list[str]]]:
+) -> tuple[list[TrialGroup], dict[str, list[str]]]:
     """Trials by what must be the same in a stack; and for those that cannot be stacked, the reasons.
 
     The fused kernel takes all batch sizes together.
@@ -217,7 +217,7 @@ def _groups_of_trials(
         first, network = models[members[0]], networks[key]
         trained = [name for name, p in first.named_parameters() if p.requires_grad]
         groups.append(
-            Group(
+            TrialGroup(
                 number=number,
                 trials=[trials[i] for i in members],
                 data=[_samples_on_device(parts[i], home, next(first.parameters()).dtype) for i in members],
@@ -317,7 +317,7 @@ def _refuse_alone(trial: Trial, reason: str, refused: bool) -> None:
         raise InputError(expected, reason, f"trial {trial.name}, noise_temperature", fix)
 
 
-def _check_group_data(group: Group, held_out: Pair | None, device: torch.device) -> Pair | None:
+def _check_group_data(group: TrialGroup, held_out: Pair | None, device: torch.device) -> Pair | None:
     """Refuse data that do not fit the networks; the test pair on the device."""
     model = copy.deepcopy(group.template).to(device).eval()
     if not group.trained:

@@ -18,7 +18,7 @@ from flatscope.result import Result
 from flatscope.training.checkpoint import TrainingState
 from flatscope.training.evaluation import Pair
 from flatscope.training.loop import COLUMNS, ERRORS
-from flatscope.training.trials import CONFIG_KEYS, Group, Trial
+from flatscope.training.trials import CONFIG_KEYS, Trial, TrialGroup
 from flatscope.version import __version__
 
 SHOWN_ROWS = 20
@@ -45,7 +45,7 @@ class Population(Result, Sequence[nn.Module]):
     WORD = "population"
     READABLE = ()  # the networks are not in the frame
 
-    def __init__(self, trials: Sequence[Trial], groups: Sequence[Group], test: Pair | None) -> None:
+    def __init__(self, trials: Sequence[Trial], groups: Sequence[TrialGroup], test: Pair | None) -> None:
         self._trials, self._groups, self._test = list(trials), list(groups), test
         self.meta = {"networks": len(self._trials), "groups": len(self._groups), "version": __version__}
         self.meta["trained_by"] = [group.trained_by for group in self._groups]
@@ -192,7 +192,7 @@ class Population(Result, Sequence[nn.Module]):
     __eq__ = object.__eq__  # networks with equal settings and errors may have other weights
     __hash__ = object.__hash__  # type: ignore[assignment]
 
-    def _group_and_row(self, i: int) -> tuple[Group, int]:
+    def _group_and_row(self, i: int) -> tuple[TrialGroup, int]:
         try:
             return self._places[range(len(self))[i]]
         except IndexError:

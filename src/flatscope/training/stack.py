@@ -265,15 +265,15 @@ class Stack:
     def _step(self, turn: Sequence[slice], size: int) -> None:
         """The next batch of some trials: gather, forward, backward, update. Nothing in it waits for the device."""
         columns = self._position + self._steps[:size]
-        found = self._side_by_side(turn, columns)
-        gradients = zip(*(parts for _, parts in found), strict=True)  # of each parameter
+        pieces = self._side_by_side(turn, columns)
+        gradients = zip(*(parts for _, parts in pieces), strict=True)  # of each parameter
         if len(self._turns) == 1:
             self._update_weights(slice(None), torch.cat([part.reshape(-1) for parts in gradients for part in parts]))
         else:
             for start, [gradient] in zip(self._starts, gradients, strict=True):
                 first = start + turn[0].start * gradient[0].numel()
                 self._update_weights(slice(first, first + gradient.numel()), gradient.reshape(-1))
-        for rows, (batch_losses, _) in zip(turn, found, strict=True):
+        for rows, (batch_losses, _) in zip(turn, pieces, strict=True):
             self.loss_sums[rows] += batch_losses
         if self._trial_of_weight is not None:
             # What is no longer finite is taken out of the epoch at once, before it spreads from trial to trial.
@@ -285,15 +285,15 @@ class Stack:
         """Losses and gradients of some trials; on a GPU of each on a stream of its own, since none fills it."""
         if self.device.type != "cuda" or len(turn) == 1:
             return [self._gradients(rows, columns) for rows in turn]
-        main, found = torch.cuda.current_stream(self.device), []
+        main, pieces = torch.cuda.current_stream(self.device), []
         self._streams = self._streams or [torch.cuda.Stream(self.device) for _ in turn]  # type: ignore[no-untyped-call]
         for rows, stream in zip(turn, self._streams, strict=True):
             stream.wait_stream(main)
             with torch.cuda.stream(stream):
-                found.append(self._gradients(rows, columns))
+                pieces.append(self._gradients(rows, columns))
         for stream in self._streams:
             main.wait_stream(stream)
-        return found
+        return pieces
 
     @torch.no_grad()
     def _update_weights(self, part: slice, step: Tensor) -> None:

@@ -184,15 +184,15 @@ class StackedNetwork:
             described = with_tensors((op.args, op.kwargs), shown)
             before = torch.get_rng_state()
             result = op.run()
-            found = list(tensors_in(result))
+            tensors = list(tensors_in(result))
             if not torch.equal(before, torch.get_rng_state()):
                 raise NotStackable(f"{op.place} draws masks, which a stack cannot draw as single networks do")
-            if op.name in LEAVES_TORCH and not found:
+            if op.name in LEAVES_TORCH and not tensors:
                 raise NotStackable(f"its forward pass looks at values ({op.place})")
-            if found:
-                self._check(op, found[0])
+            if tensors:
+                self._check(op, tensors[0])
                 lines.append(f"{op.module} {op.name} {described}")
-            for tensor in found:
+            for tensor in tensors:
                 numbers[id(tensor)] = len(kept)
                 kept.append(tensor)
             return result

@@ -95,7 +95,7 @@ class StackedLayers:
 
     def chosen(self, layers: Sequence[str] | None, names: Sequence[str]) -> list[Layer]:
         """The layers of these names, all by default; refused where a stack does not have a measure, or not exactly."""
-        found = []
+        stackable = []
         for name in self._known if layers is None else layers:
             refuse_unknown(name, self._known, "layer")
             reason, layer = self._refused.get(name, ""), self._known[name]
@@ -104,8 +104,8 @@ class StackedLayers:
             if reason:
                 fix = "Leave it out, or measure the networks by themselves with flatscope.measure"
                 raise InputError("a layer that stacks can be measured at", reason, where=f"layer {name}", fix=fix)
-            found.append(layer)
-        return found
+            stackable.append(layer)
+        return stackable
 
 
 @own_settings()
@@ -129,12 +129,12 @@ def measure_stack(
     of_one = floats * outputs.element_size()
     at_once = max(1, min(AT_ONCE[kind], BATCH_BYTES[kind] // of_one))
     together = max(1, KEPT_BYTES[kind] // (n * of_one)) if BY_EIGENVALUES & set(names) else trials
-    found: dict[tuple[str, str], list[Tensor]] = {}
+    values_by_key: dict[tuple[str, str], list[Tensor]] = {}
     for rows in torch.split(torch.arange(trials, device=place), together):
         part = {name: value[rows].detach() for name, value in weights.items()}
         for key, values in _measured_stack(network, part, samples.rows(rows), loss, names, layers, at_once).items():
-            found.setdefault(key, []).append(values)
-    result = {key: torch.cat(parts) for key, parts in found.items()}
+            values_by_key.setdefault(key, []).append(values)
+    result = {key: torch.cat(parts) for key, parts in values_by_key.items()}
     for row in range(trials if trials > 1 else 0):
         if all(values[row].isfinite() for values in result.values()):
             continue
@@ -155,12 +155,12 @@ def measure_alone(
         if layers is None or all(bool(value.isfinite().all()) for value in model.parameters()):
             raise
         return {(name, layer): torch.tensor([math.nan]) for name in names for layer in layers}
-    found = {name: table.layer(name) for name in names}
+    values_by_measure = {name: table.layer(name) for name in names}
     for layer in layers or ():
-        refuse_unknown(layer, found[names[0]], "layer")
+        refuse_unknown(layer, values_by_measure[names[0]], "layer")
     return {
         (name, layer): torch.tensor([value], dtype=torch.float64)
-        for name, values in found.items()
+        for name, values in values_by_measure.items()
         for layer, value in values.items()
         if layers is None or layer in layers
     }
@@ -220,14 +220,14 @@ def _inputs_and_columns_of_layers(
     outputs = network(weights, inputs, seen=seen).flatten(0, 1)
     root = output_root(as_loss(loss), outputs, targets.flatten(0, 1))
     columns = root.exact(0, root.count).values  # (k, t · n, *output)
-    found = [torch.autograd.grad(outputs, list(ends.values()), column, retain_graph=True) for column in columns]
+    by_column = [torch.autograd.grad(outputs, list(ends.values()), column, retain_graph=True) for column in columns]
     trials = len(targets)
     return {
         name: (
             network.split(received[name], trials),
             torch.stack([network.split(gradient, trials) for gradient in gradients], dim=2),
         )
-        for name, gradients in zip(ends, zip(*found, strict=True), strict=True)
+        for name, gradients in zip(ends, zip(*by_column, strict=True), strict=True)
     }
 
 

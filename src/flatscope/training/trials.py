@@ -124,7 +124,7 @@ class StackSamples:
 
 
 @dataclass
-class Group:
+class TrialGroup:
     """Trials of one architecture."""
 
     number: int  # position among the groups

@@ -84,13 +84,13 @@ def kl_at_sharpness(
             curve += points(curve[-1].alpha * STEP)
         else:
             break
-    found = noise_level_at_sharpness(curve, level)
+    point_at_level = noise_level_at_sharpness(curve, level)
     for _ in range(refinements):
-        if any(point.alpha == found.alpha for point in curve):
+        if any(point.alpha == point_at_level.alpha for point in curve):
             break
-        curve = sorted([*curve, *points(found.alpha)], key=lambda point: point.alpha)
-        found = noise_level_at_sharpness(curve, level)
-    return found
+        curve = sorted([*curve, *points(point_at_level.alpha)], key=lambda point: point.alpha)
+        point_at_level = noise_level_at_sharpness(curve, level)
+    return point_at_level
 
 
 def noise_level_at_sharpness(curve: Sequence[NoiseLevel], level: float) -> NoiseLevel:

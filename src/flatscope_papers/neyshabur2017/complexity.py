@@ -84,12 +84,12 @@ def norms(config: Config, store: Store) -> Measured:
     ctx = Context(problem)
     rows = []
     for epsilon in config["norms"]["epsilons"]:
-        found: dict[str, float] = {}
+        values: dict[str, float] = {}
         for form, names, ending in (("over_margin", NORMS, ""), ("capacity", WITH_WIDTHS, "_capacity")):
             options = {name: {"form": form, "epsilon": epsilon} for name in names}
             table = measure(problem, list(names), options=options, context=ctx)
-            found |= {f"{name}{ending}": table[name] for name in names}
-        rows.append({"epsilon": epsilon, **found})
+            values |= {f"{name}{ending}": table[name] for name in names}
+        rows.append({"epsilon": epsilon, **values})
     frame = pd.DataFrame(rows)
     chosen = next(row for row in rows if row["epsilon"] == EPSILON)
     usual = {name: value for name, value in chosen.items() if name != "epsilon"}
@@ -148,8 +148,8 @@ def measured_networks(runs: Runs, settings: Mapping[str, str]) -> pd.DataFrame:
     trained = runs.frame(0)
     parts = [trained[list(settings)].set_axis(list(settings.values()), axis=1), trained[list(FITTED)]]
     for stage in range(1, len(runs.stages)):
-        found = runs.frame(stage)
-        kept = found[[name for name in found if not str(name).startswith(ASKED)]]
+        networks = runs.frame(stage)
+        kept = networks[[name for name in networks if not str(name).startswith(ASKED)]]
         parts.append(kept.rename(columns=COLUMNS))
     return pd.concat(parts, axis=1)
 

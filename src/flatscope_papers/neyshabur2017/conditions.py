@@ -42,7 +42,7 @@ def figure_5(runs: Runs) -> Analysis:
     learned = points[points["weights"] == "learned"]
     shares = learned["c2_floor_pixels/share_up_to_5"].mean(), learned["c2_any_unit/share_up_to_5"].mean()
     medians = learned["c2_floor_pixels/median"].mean(), learned["c2_any_unit/median"].mean()
-    found = {
+    answers = {
         "mu": intervals.geometric_mean_over_runs(learned["mu"]),
         "c2": intervals.geometric_mean_over_runs(
             learned["c2_floor_pixels/max"], f"median over images {medians[0]:.3g}; up to 5 on {shares[0]:.0%} of images"
@@ -72,14 +72,14 @@ def figure_5(runs: Runs) -> Analysis:
         _draw_flip_curves(middle, curves, COLOURS[0])
         _draw_histogram(right, parts[2], "row norm / mean of its layer", COLOURS[0])
 
-    return _conditions_analysis(points, found, draw, parts)
+    return _conditions_analysis(points, answers, draw, parts)
 
 
 @study("neyshabur2017-fig6", stages=deep_network_stages)
 def figure_6(runs: Runs) -> Analysis:
     """Distribution of 1/μ over all, inner and outer triples of layers, before and after training."""
     points, products = deep_networks_table(runs), frames_by_kind_of_weights(runs, "products")
-    found = {panel: _ratio_of_learned_to_initial(points, f"inverse_mu_median/{panel}") for panel in PANELS}
+    answers = {panel: _ratio_of_learned_to_initial(points, f"inverse_mu_median/{panel}") for panel in PANELS}
     both = pd.concat(products)["inverse_mu"]
     shares, by_seed = {}, []
     for panel in PANELS:
@@ -88,7 +88,7 @@ def figure_6(runs: Runs) -> Analysis:
             shares[which, panel] = histogram_table(values[which]["inverse_mu"], both, weights=which, panel=panel)
         each = histograms_by_weights_and_seed(values, "inverse_mu", both)
         by_seed += [part.assign(panel=panel) for part in each.values()]
-        found[f"distribution_{panel}"] = learned_initial_overlap(
+        answers[f"distribution_{panel}"] = learned_initial_overlap(
             each, middle_nine_tenths_in_words(values, "inverse_mu")
         )
 
@@ -100,17 +100,17 @@ def figure_6(runs: Runs) -> Analysis:
                 _draw_histogram(axes, shares[which, panel], "condition number 1/μ" if row else "", COLOURS[row])
                 axes.set_title(f"{words}: {title}", fontsize=8)
         for axes, panel in zip(grid[1], PANELS, strict=True):
-            told = f"overlap with\nthe above {found[f'distribution_{panel}'].value:.2f}"
+            told = f"overlap with\nthe above {answers[f'distribution_{panel}'].value:.2f}"
             axes.text(0.97, 0.95, told, transform=axes.transAxes, ha="right", va="top", fontsize=8)
 
     parts = [*shares.values(), *by_seed, points.assign(panel="network")]
     shown = (
-        f"The figure shows (all triples): the learned median is {found['all'].value:.2f} of the initial one, while the "
-        f"histograms have {found['distribution_all'].value:.0%} of their area in common; "
+        f"The figure shows (all triples): the learned median is {answers['all'].value:.2f} of the initial one, while "
+        f"the histograms have {answers['distribution_all'].value:.0%} of their area in common; "
         f"{middle_nine_tenths_in_words(products, 'inverse_mu')}"
     )
     return _conditions_analysis(
-        points, found, draw, parts, shown, _range_in_words(points, "inverse_mu_max/all", "largest 1/μ")
+        points, answers, draw, parts, shown, _range_in_words(points, "inverse_mu_max/all", "largest 1/μ")
     )
 
 
@@ -123,7 +123,7 @@ def figure_7(runs: Runs) -> Analysis:
         {key: layer_with_largest_distance(curves, name) for key, name in CURVES.items()},
     )
     notes["curve"] += f"; {_noise_at_half_flips_in_words(curves)}"
-    found = {
+    answers = {
         **{key: intervals.mean_over_runs(gaps[name], notes[key], bounds=(0, 1)) for key, name in CURVES.items()},
         "constant": _ratio_of_learned_to_initial(points, "c2_floor_pixels/max"),
     }
@@ -142,7 +142,7 @@ def figure_7(runs: Runs) -> Analysis:
         means = curves[which].groupby(["seed", "delta"])[list(SHARES)].mean().reset_index()
         parts.append(means.assign(layer="mean of hidden layers", weights=which))
     constants = _range_in_words(points, "c2_floor_pixels/max", f"largest C₂ (δ of at least {FLOOR:g} rms)")
-    return _conditions_analysis(points, found, draw, [*parts, points.assign(layer="network")], constants)
+    return _conditions_analysis(points, answers, draw, [*parts, points.assign(layer="network")], constants)
 
 
 CURVES = dict(zip(("curve", "curve_relative"), SHARES, strict=True))
@@ -169,7 +169,7 @@ def layer_with_largest_distance(curves: dict[str, pd.DataFrame], name: str) -> s
 def figure_8(runs: Runs) -> Analysis:
     """Row norms over the mean of their layer, and output values, before and after training."""
     points = deep_networks_table(runs)
-    found = {reading: _ratio_of_learned_to_initial(points, f"c3_{reading}") for reading in ("figure", "condition")}
+    answers = {reading: _ratio_of_learned_to_initial(points, f"c3_{reading}") for reading in ("figure", "condition")}
     rows, outputs = frames_by_kind_of_weights(runs, "rows"), frames_by_kind_of_weights(runs, "outputs")
     both = pd.concat(rows)["ratio"]
     parts = [
@@ -177,7 +177,7 @@ def figure_8(runs: Runs) -> Analysis:
     ]
     parts += [histogram_table(outputs[w]["output"], weights=w, quantity="output") for w in WEIGHTS]
     each = histograms_by_weights_and_seed(rows, "ratio", both)
-    found["distribution"] = learned_initial_overlap(each, middle_nine_tenths_in_words(rows, "ratio"))
+    answers["distribution"] = learned_initial_overlap(each, middle_nine_tenths_in_words(rows, "ratio"))
     by_seed = [part.assign(quantity=parts[0]["quantity"].iloc[0]) for part in each.values()]
 
     def draw(figure: Figure) -> None:
@@ -187,14 +187,14 @@ def figure_8(runs: Runs) -> Analysis:
             axes.set_title(WEIGHTS[which], fontsize=9)
 
     spread = _range_in_words(points, "output_rms", "root mean square of the outputs")
-    return _conditions_analysis(points, found, draw, [*parts, *by_seed, points.assign(quantity="network")], spread)
+    return _conditions_analysis(points, answers, draw, [*parts, *by_seed, points.assign(quantity="network")], spread)
 
 
 def _conditions_analysis(
-    points: pd.DataFrame, found: dict[str, Answer], draw: Any, parts: list[pd.DataFrame], *notes: str
+    points: pd.DataFrame, answers: dict[str, Answer], draw: Any, parts: list[pd.DataFrame], *notes: str
 ) -> Analysis:
     table = pd.concat(parts, ignore_index=True)
-    return Analysis(table, found, draw, (CONVENTIONS, training_note(points), *notes))
+    return Analysis(table, answers, draw, (CONVENTIONS, training_note(points), *notes))
 
 
 def _ratio_of_learned_to_initial(points: pd.DataFrame, column: str) -> Answer:

@@ -72,8 +72,8 @@ def conditions(config: Config, store: Store) -> Measured:
     chain = ctx.cached(relu_chain, samples=samples["signals"])
     metrics = {**_largest_inverse_mu(products), **_switching_constants(chain)}
     for reading in ("condition", "figure"):
-        found = condition_c3(ctx, reading=reading, samples=samples["signals"])
-        metrics[f"c3_{reading}"] = float(found[""].value)
+        c3 = condition_c3(ctx, reading=reading, samples=samples["signals"])
+        metrics[f"c3_{reading}"] = float(c3[""].value)
     outputs = chain.signals[-1].cpu().numpy()
     metrics["output_rms"] = float(np.sqrt((outputs**2).mean()))
     frames = {
@@ -105,20 +105,20 @@ def triples_of_panel(products: pd.DataFrame, panel: str) -> pd.DataFrame:
 
 
 def _largest_inverse_mu(products: pd.DataFrame) -> dict[str, float]:
-    found: dict[str, float] = {}
+    numbers: dict[str, float] = {}
     for panel in PANELS:
         values = triples_of_panel(products, panel)["inverse_mu"]
         alive = values[np.isfinite(values)]
-        found |= {f"inverse_mu_max/{panel}": float(alive.max()), f"inverse_mu_median/{panel}": float(alive.median())}
-    found["mu"] = 1 / found["inverse_mu_max/all"]
-    found["dead_products"] = float(np.isinf(products["inverse_mu"]).sum())
-    return found
+        numbers |= {f"inverse_mu_max/{panel}": float(alive.max()), f"inverse_mu_median/{panel}": float(alive.median())}
+    numbers["mu"] = 1 / numbers["inverse_mu_max/all"]
+    numbers["dead_products"] = float(np.isinf(products["inverse_mu"]).sum())
+    return numbers
 
 
 def _switching_constants(chain: ReluChain) -> dict[str, float]:
     """C2 of each sample, worst hidden layer: for any δ or none too small, with pixels as they are or ‖x‖ = 1."""
     lengths = chain.inputs.norm(dim=1)
-    found = {}
+    constants = {}
     for name, floor in (("any", 0.0), ("floor", FLOOR)):
         worst = torch.zeros_like(lengths)
         for signal in chain.signals[:-1]:
@@ -126,10 +126,10 @@ def _switching_constants(chain: ReluChain) -> dict[str, float]:
             value = largest_slope_of_distribution(signal.abs() / scale[:, None], floor) / scale
             worst = torch.maximum(worst, value.nan_to_num(nan=math.inf, posinf=math.inf))  # a layer that is all zero
         for unit, values in (("pixels", worst), ("unit", worst * lengths)):
-            found[f"c2_{name}_{unit}/max"] = float(values.max())
-            found[f"c2_{name}_{unit}/median"] = float(values.median())
-            found[f"c2_{name}_{unit}/share_up_to_5"] = float((values <= 5).double().mean())
-    return found
+            constants[f"c2_{name}_{unit}/max"] = float(values.max())
+            constants[f"c2_{name}_{unit}/median"] = float(values.median())
+            constants[f"c2_{name}_{unit}/share_up_to_5"] = float((values <= 5).double().mean())
+    return constants
 
 
 def _near_switching_curves(chain: ReluChain) -> pd.DataFrame:

@@ -84,8 +84,8 @@ def _ordering_row(name: str, points: list[tuple[float, float]]) -> dict[str, obj
         return {"measure": name, "demand": DEMANDS[2], "statistic": math.nan, "verdict": "not judged", "reason": reason}
     from scipy.stats import kendalltau  # takes a second to load, and few ask for it
 
-    found = kendalltau([value for value, _ in points], [error for _, error in points])
-    tau, chance = float(found.statistic), float(found.pvalue)
+    correlation = kendalltau([value for value, _ in points], [error for _, error in points])
+    tau, chance = float(correlation.statistic), float(correlation.pvalue)
     if math.isnan(tau):  # all values are equal: they order nothing
         tau, chance = 0.0, 1.0
     verdict = "met" if tau > 0 and chance < 0.05 else "partly" if tau > 0 else "not met"

@@ -62,8 +62,8 @@ def label_perturbation_stages(scale: str) -> list[Stage]:
 
 def label_networks_table(runs: Runs) -> pd.DataFrame:
     """One row per network: size, labels, seed, how it was fitted, and what was measured."""
-    found = measured_networks(runs, {"data.train_size": "size", "labels.random": "labels", "train.seed": "seed"})
-    return found.assign(labels=["random" if share else "true" for share in found["labels"]])
+    networks = measured_networks(runs, {"data.train_size": "size", "labels.random": "labels", "train.seed": "seed"})
+    return networks.assign(labels=["random" if share else "true" for share in networks["labels"]])
 
 
 def log_ratio_of_random_to_true_labels(rows: pd.DataFrame, column: str) -> pd.Series[float]:

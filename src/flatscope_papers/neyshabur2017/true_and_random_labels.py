@@ -52,7 +52,7 @@ LINES = {"true": (COLOURS[0], "o"), "random": (COLOURS[1], "s")}
 def figure_1(runs: Runs) -> Analysis:
     """The four norms over the margin of networks fitted to true or random labels, against the number of samples."""
     points = label_networks_table(runs)
-    found = {
+    answers = {
         "zero_error": intervals.largest_over_networks(points["train_error"]),
         "epsilon": order_agreement_over_epsilons(points, runs.frames("epsilons")),
         "linear": mean_over_seeds(
@@ -64,10 +64,12 @@ def figure_1(runs: Runs) -> Analysis:
         "most_pronounced": mean_over_seeds(points, excess_slope_of_l2_measures, _slopes_in_words(points)),
     }
     for name in NORMS:
-        found[f"higher_{name}"] = mean_over_seeds(points, functools.partial(_smallest_log_ratio, name=name))
-        found[f"grows_{name}"] = mean_over_seeds(points, functools.partial(slope_of_random_to_true_ratio, column=name))
+        answers[f"higher_{name}"] = mean_over_seeds(points, functools.partial(_smallest_log_ratio, name=name))
+        answers[f"grows_{name}"] = mean_over_seeds(
+            points, functools.partial(slope_of_random_to_true_ratio, column=name)
+        )
     notes = (CONVENTIONS, label_training_note(points), label_demand_in_words(points, NORMS))
-    return Analysis(points, found, lambda figure: _draw_norms(figure, points), notes)
+    return Analysis(points, answers, lambda figure: _draw_norms(figure, points), notes)
 
 
 def mean_growth_exponent_of_norms(rows: pd.DataFrame, labels: str) -> float:
@@ -147,7 +149,7 @@ def figure_2(runs: Runs) -> Analysis:
     """Sharpness against the number of samples, and divergence against expected sharpness, for both kinds of labels."""
     points = label_networks_table(runs)
     smallest, largest = points["size"].min(), points["size"].max()
-    found = {
+    answers = {
         "large": mean_over_seeds(
             points, lambda rows: float(log_ratio_of_random_to_true_labels(rows, SHARPNESS)[largest])
         ),
@@ -180,7 +182,7 @@ def figure_2(runs: Runs) -> Analysis:
     )
     return Analysis(
         networks_and_curves_table(points, levels),
-        found,
+        answers,
         lambda figure: _draw_perturbations(figure, points, levels),
         notes,
     )
@@ -190,8 +192,8 @@ def _ratios_in_words(points: pd.DataFrame) -> str:
     gaps = pd.concat(
         [log_ratio_of_random_to_true_labels(rows, SHARPNESS) for _, rows in points.groupby("seed")], axis=1
     ).mean(axis=1)
-    found = ", ".join(f"{10**gap:.2g} at {size}" for size, gap in gaps.items())
-    return f"random / true by size: {found}"
+    ratios = ", ".join(f"{10**gap:.2g} at {size}" for size, gap in gaps.items())
+    return f"random / true by size: {ratios}"
 
 
 def _draw_perturbations(figure: Figure, points: pd.DataFrame, levels: pd.DataFrame) -> None:

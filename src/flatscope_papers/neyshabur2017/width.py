@@ -14,22 +14,7 @@ from matplotlib.figure import Figure
 from flatscope_papers import intervals
 from flatscope_papers.claims import NEGATIVE, POSITIVE, Claim, Range
 from flatscope_papers.declaration import Analysis, Runs, Stage, study
-from flatscope_papers.neyshabur2017.complexity import (
-    CONVENTIONS,
-    KL,
-    LEVEL,
-    NORMS,
-    SHARPNESS,
-    WITH_WIDTHS,
-    bi_criteria_curves,
-    desiderata_note,
-    draw_errors_measures_and_curves,
-    mean_over_seeds,
-    measured_networks,
-    networks_and_curves_table,
-    norm_stage,
-    perturbation_stage,
-)
+from flatscope_papers.neyshabur2017 import complexity
 from flatscope_papers.neyshabur2017.desiderata import desiderata
 from flatscope_papers.toml_files import settings_by_scale
 
@@ -40,7 +25,11 @@ def width_stages(scale: str) -> list[Stage]:
     """One unit per width: its seeds train as one stack; then norms, then perturbations."""
     size = SIZES[scale]
     units = [[_width_network_config(size, width, seed) for seed in range(size["seeds"])] for width in size["widths"]]
-    return [Stage(units, gpus=0.25), norm_stage(units), perturbation_stage(units, size["perturbations"], 0.25)]
+    return [
+        Stage(units, gpus=0.25),
+        complexity.norm_stage(units),
+        complexity.perturbation_stage(units, size["perturbations"], 0.25),
+    ]
 
 
 def _width_network_config(size: Mapping[str, Any], width: int, seed: int) -> dict[str, Any]:
@@ -53,7 +42,7 @@ def _width_network_config(size: Mapping[str, Any], width: int, seed: int) -> dic
 
 def width_networks_table(runs: Runs) -> pd.DataFrame:
     """One row per network: width, seed, errors, measures."""
-    return measured_networks(runs, {"model.options.hidden": "hidden", "train.seed": "seed"})
+    return complexity.measured_networks(runs, {"model.options.hidden": "hidden", "train.seed": "seed"})
 
 
 def log10_change_between_widths(rows: pd.DataFrame, column: str, first: int, last: int) -> float:
@@ -77,21 +66,23 @@ class Move(NamedTuple):
 
     def claim(self, key: str) -> Claim:
         """The same as a claim."""
-        of = {KL: f" of the KL at expected sharpness {LEVEL:g} ({KL})"}.get(self.column, " of the norm over margin")
+        of = {complexity.KL: f" of the KL at expected sharpness {complexity.LEVEL:g} ({complexity.KL})"}.get(
+            self.column, " of the norm over margin"
+        )
         of = " of the capacity" if self.column in CAPACITIES else of
         number = f"log10{of} at {self.last or 'the largest width'} minus at {self.first} units, mean over seeds"
         return Claim(key, self.where, self.statement, number, self.reported, holds=self.holds)
 
 
-CAPACITIES = {f"{name}_capacity": f"{NORMS[name]} with widths" for name in WITH_WIDTHS}
+CAPACITIES = {f"{name}_capacity": f"{complexity.NORMS[name]} with widths" for name in complexity.WITH_WIDTHS}
 RIGHT = "section 3, Figure 4 right"
 MOVES: dict[str, Move] = {
     f"falls_{name}": Move(f"{label} over margin decreases up to 128 hidden units", "decreases", NEGATIVE, name, 32, 128)
-    for name, label in NORMS.items()
+    for name, label in complexity.NORMS.items()
 }
 MOVES |= {
     f"rises_{name}": Move(
-        f"{NORMS[name]} over margin increases beyond 128 hidden units", "increases", POSITIVE, name, 128
+        f"{complexity.NORMS[name]} over margin increases beyond 128 hidden units", "increases", POSITIVE, name, 128
     )
     for name in ("l2_norm", "l1_path_norm")
 }
@@ -126,7 +117,7 @@ MOVES |= {
         "the joint PAC-Bayes measure (KL at a fixed expected sharpness) decreases up to 128 hidden units",
         "decreases",
         NEGATIVE,
-        KL,
+        complexity.KL,
         32,
         128,
         RIGHT,
@@ -135,7 +126,7 @@ MOVES |= {
         "beyond 128 hidden units the joint PAC-Bayes measure (KL at a fixed expected sharpness) does not decrease",
         "fails to explain",
         (0.0, math.inf),
-        KL,
+        complexity.KL,
         128,
         where=RIGHT,
     ),
@@ -147,33 +138,33 @@ def figure_4(runs: Runs) -> Analysis:
     """Errors, measures and bi-criteria curves of two-layer networks against their number of hidden units."""
     points = width_networks_table(runs)
     last = int(points["hidden"].max())
-    found = {
+    answers = {
         "fits": intervals.largest_over_networks(points[points["hidden"] >= 32]["train_error"]),
-        "test_error": mean_over_seeds(points, lambda rows: _fall_between_widths(rows, 32, last)),
+        "test_error": complexity.mean_over_seeds(points, lambda rows: _fall_between_widths(rows, 32, last)),
     }
     for key, move in MOVES.items():
         until = move.last or last
-        found[key] = mean_over_seeds(
+        answers[key] = complexity.mean_over_seeds(
             points,
             lambda rows, c=(move.column, move.first, until): log10_change_between_widths(rows, *c),  # type: ignore[misc]
             _width_of_smallest_value_in_words(points, move.column)
             if until > move.first
             else f"no network is wider than {last} units",
         )
-    levels = bi_criteria_curves(runs, points[["hidden", "seed"]])
+    levels = complexity.bi_criteria_curves(runs, points[["hidden", "seed"]])
 
     def draw(figure: Figure) -> None:
-        *others, right = draw_errors_measures_and_curves(figure, points, levels, "hidden", "hidden units")
+        *others, right = complexity.draw_errors_measures_and_curves(figure, points, levels, "hidden", "hidden units")
         for axes in others:
             axes.set_xscale("log", base=2)
             axes.xaxis.set_major_formatter("{x:.0f}")
         right.legend(title="hidden units", fontsize=6, title_fontsize=7, ncol=2)
 
     return Analysis(
-        networks_and_curves_table(points, levels),
-        found,
+        complexity.networks_and_curves_table(points, levels),
+        answers,
         draw,
-        (CONVENTIONS, _fitting_widths_in_words(points), _width_demand_in_words(points)),
+        (complexity.CONVENTIONS, _fitting_widths_in_words(points), _width_demand_in_words(points)),
     )
 
 
@@ -189,17 +180,23 @@ def _width_of_smallest_value_in_words(points: pd.DataFrame, column: str) -> str:
 
 def _fitting_widths_in_words(points: pd.DataFrame) -> str:
     means = points.groupby("hidden")[["train_error", "test_error"]].mean()
-    found = [f"{width}: {row.train_error:.4f} / {row.test_error:.4f}" for width, row in means.iterrows()]
-    return f"Training / test error by width (means over seeds): {', '.join(found)}"
+    errors = [f"{width}: {row.train_error:.4f} / {row.test_error:.4f}" for width, row in means.iterrows()]
+    return f"Training / test error by width (means over seeds): {', '.join(errors)}"
 
 
 def _width_demand_in_words(points: pd.DataFrame) -> str:
     """Demand (ii) over widths that fit the data, means over seeds."""
     fitted = points[points["hidden"] >= 32].groupby("hidden").mean().sort_index()
-    labels = {**NORMS, SHARPNESS: "sharpness", KL: f"KL at expected sharpness {LEVEL:g}", **CAPACITIES}
+    labels = {
+        **complexity.NORMS,
+        complexity.SHARPNESS: "sharpness",
+        complexity.KL: f"KL at expected sharpness {complexity.LEVEL:g}",
+        **CAPACITIES,
+    }
     table = desiderata(
         by_width={label: fitted[name].tolist() for name, label in labels.items()},
         width_test_errors=fitted["test_error"].tolist(),
     )
     steps = sum(later < earlier for earlier, later in itertools.pairwise(fitted["test_error"]))
-    return f"{desiderata_note(table)}; of {len(fitted) - 1} steps in width from 32 on, {steps} lower the test error"
+    demands = complexity.desiderata_note(table)
+    return f"{demands}; of {len(fitted) - 1} steps in width from 32 on, {steps} lower the test error"

@@ -35,7 +35,7 @@ def errata_page(results: Results) -> str:
 
 def scales_page(results: Results) -> str:
     """Verdicts that turned between a smaller scale and the paper's, with both numbers."""
-    found = [entry for entry in claim_entries(results) if entry.finding.counts and entry.others]
+    entries = [entry for entry in claim_entries(results) if entry.finding.counts and entry.others]
     rows = [
         [
             f"[{escaped_words(entry.study.figure)} of {FOUR_PAPERS[entry.study.paper]}]"
@@ -44,11 +44,11 @@ def scales_page(results: Results) -> str:
             number_and_verdict(other),
             number_and_verdict(entry.finding),
         ]
-        for entry in found
+        for entry in entries
         for other in entry.turned.values()
     ]
     told = (
-        f"{len(found)} claims were looked at both at a reduced scale and at the paper's: {len(rows)} verdicts differ."
+        f"{len(entries)} claims were looked at both at a reduced scale and at the paper's: {len(rows)} verdicts differ."
     )
     return (
         "\n".join(["# What the scale changes", "", told, "", *table_lines(["", "claim", "small", "paper"], rows)])

@@ -87,64 +87,64 @@ def overview_page(results: Results, folder: str = "papers") -> str:
         results: by study and scale.
         folder: of the other pages, as seen from this one.
     """
-    found = claim_entries(results)
-    papers = [paper for paper in FOUR_PAPERS if any(entry.study.paper == paper for entry in found)]
-    parts = {p: _paper_section(p, [e for e in found if e.study.paper == p], found, results, folder) for p in papers}
-    errata = sum(entry.finding.claim.kind == ERRATUM for entry in found)
-    turned = sum(bool(entry.turned) and entry.finding.counts for entry in found)
+    entries = claim_entries(results)
+    papers = [paper for paper in FOUR_PAPERS if any(entry.study.paper == paper for entry in entries)]
+    parts = {p: _paper_section(p, [e for e in entries if e.study.paper == p], entries, results, folder) for p in papers}
+    errata = sum(entry.finding.claim.kind == ERRATUM for entry in entries)
+    turned = sum(bool(entry.turned) and entry.finding.counts for entry in entries)
     links = [
         f"[Errata]({folder}/errata.md): {errata} slips of the printed texts, with their corrections",
         f"[What the scale changes]({folder}/scales.md): {turned} verdicts that turned between small and paper scale",
         f"[Costs and commands]({folder}/costs.md): how every study was run, and runs again",
         f"[Coverage]({folder}/coverage.md): every item of the papers, where it is here, and what checks it",
     ]
-    lines = ["# What holds of the four papers", "", *verdict_counts_by_kind_of_claim(found), ""]
+    lines = ["# What holds of the four papers", "", *verdict_counts_by_kind_of_claim(entries), ""]
     lines += [f"[How to read it](#legend). {AFTER} claim or range set after first results were seen.", ""]
     lines += itertools.chain.from_iterable(parts.values())
     lines += ['<a id="legend"></a>', "", "## How to read it", "", LEGEND, "", BELOW, "", "## How often", ""]
-    lines += [*_verdict_counts_table(found, folder), "", *(f"- {link}" for link in links)]
+    lines += [*_verdict_counts_table(entries, folder), "", *(f"- {link}" for link in links)]
     return "\n".join(lines)
 
 
-def verdict_counts_by_kind_of_claim(found: Iterable[Entry]) -> list[str]:
+def verdict_counts_by_kind_of_claim(entries: Iterable[Entry]) -> list[str]:
     """One table: kinds of claims of the papers by what became of them."""
     counts: dict[str, Counter[str]] = {}
-    for (_, group), verdicts in verdict_counts_by_group(found).items():
+    for (_, group), verdicts in verdict_counts_by_group(entries).items():
         counts.setdefault(group, Counter()).update(verdicts)
     shown = [verdict for verdict in SIGNS if any(verdicts[verdict] for verdicts in counts.values())]
     rows = [[KIND_WORDS[g], *(counts[g][verdict] or "" for verdict in shown)] for g in GROUPS if g in counts]
     return table_lines(["claims", *(f"{SIGNS[verdict]} {verdict}" for verdict in shown)], rows)
 
 
-def summary_in_three_lines(paper: str, found: Sequence[Entry]) -> list[str]:
+def summary_in_three_lines(paper: str, entries: Sequence[Entry]) -> list[str]:
     """Sentences on claims that hold, that do not, and that depend on the setting; none where results say otherwise."""
-    words, by_claim = paper_words(paper), {(e.study.name, e.finding.claim.key): e.finding for e in found}
-    if not _verdict_names(found).issuperset(words.rests_on):
+    words, by_claim = paper_words(paper), {(e.study.name, e.finding.claim.key): e.finding for e in entries}
+    if not _verdict_names(entries).issuperset(words.rests_on):
         return []
 
     def number(place: re.Match[str]) -> str:
         finding = by_claim[place[1], place[2]]
         return f"**{escaped_words(brief_number(finding.answer))}**{AFTER if finding.claim.after_results else ''}"
 
-    more = _number_of_other_contradicted_claims((e for e in found if e.study.paper == paper), words.rests_on)
+    more = _number_of_other_contradicted_claims((e for e in entries if e.study.paper == paper), words.rests_on)
     fails = f"{words.fails} Contradicted as well: {more} more, listed below." if more else words.fails
     parts = zip(LINES, (words.holds, fails, words.depends), strict=True)
     return [f"**{label}.** {PLACE.sub(number, escaped_words(said))}" for label, said in parts if said]
 
 
-def headline_claims_by_verdict(found: Iterable[Entry]) -> dict[str, list[Entry]]:
+def headline_claims_by_verdict(entries: Iterable[Entry]) -> dict[str, list[Entry]]:
     """The claims that a paper is read for, by what became of them."""
-    chosen = [entry for entry in found if entry.finding.claim.headline]
+    chosen = [entry for entry in entries if entry.finding.claim.headline]
     ordered = sorted(chosen, key=lambda entry: list(GROUPS).index(entry.group))
     return {part: [e for e in ordered if e.finding.verdict in verdicts] for part, verdicts in PARTS.items()}
 
 
-def judged_studies_badge(found: Sequence[Entry]) -> str:
+def judged_studies_badge(entries: Sequence[Entry]) -> str:
     """Number of studies of a paper's experiments that are judged at its scale, and which are not, in a few words.
 
     Identities and our own tests have no scale to be short of and are no part of it.
     """
-    counted = [entry for entry in found if entry.finding.counts]
+    counted = [entry for entry in entries if entry.finding.counts]
     experiments = [entry for entry in counted if entry.finding.claim.kind == EXPERIMENT]
     judged = {e.study.name for e in experiments if e.scale == "paper" and e.finding.verdict != UNTESTABLE}
     others = list(dict.fromkeys(e.study.figure for e in experiments if e.study.name not in judged))
@@ -154,7 +154,7 @@ def judged_studies_badge(found: Sequence[Entry]) -> str:
 
 
 def _paper_section(
-    paper: str, own: Sequence[Entry], found: Sequence[Entry], results: Results, folder: str
+    paper: str, own: Sequence[Entry], entries: Sequence[Entry], results: Results, folder: str
 ) -> list[str]:
     """Thesis, three lines, figure; the claims that it is read for behind a fold."""
     words = paper_words(paper)
@@ -166,7 +166,7 @@ def _paper_section(
         f"*{escaped_words(words.says)}*",
         "",
     ]
-    lines += [*(f"- {line}" for line in summary_in_three_lines(paper, found)), ""]
+    lines += [*(f"- {line}" for line in summary_in_three_lines(paper, entries)), ""]
     if result_at_largest_scale(results.get(words.figure, {})):
         declared = studies()[words.figure]
         lines += [figure_link(f"{folder}/images/{words.figure}.png", declared.figure), ""]
@@ -181,9 +181,9 @@ def _paper_section(
     return [*lines, "</details>", "", f"[Every study]({folder}/{paper}.md) · *{judged_studies_badge(own)}*", ""]
 
 
-def _number_of_other_contradicted_claims(found: Iterable[Entry], rests_on: Iterable[str]) -> int:
+def _number_of_other_contradicted_claims(entries: Iterable[Entry], rests_on: Iterable[str]) -> int:
     """Number of contradicted claims that the three lines do not rest on."""
-    against = _verdict_names(e for e in found if e.finding.counts and e.finding.verdict == CONTRADICTED)
+    against = _verdict_names(e for e in entries if e.finding.counts and e.finding.verdict == CONTRADICTED)
     return len(against.difference(rests_on))
 
 
@@ -203,9 +203,9 @@ def _shown_of_all(part: str, shown: Sequence[Entry], own: Sequence[Entry]) -> st
     return f"{' and '.join(words)} claims shown"
 
 
-def _verdict_names(found: Iterable[Entry]) -> set[str]:
+def _verdict_names(entries: Iterable[Entry]) -> set[str]:
     """Study, key and verdict of claims, as `rests_on` names them."""
-    return {f"{entry.study.name} {entry.finding.claim.key} {entry.finding.verdict}" for entry in found}
+    return {f"{entry.study.name} {entry.finding.claim.key} {entry.finding.verdict}" for entry in entries}
 
 
 def _claim_list_item(entry: Entry) -> str:
@@ -222,8 +222,8 @@ def _claim_list_item(entry: Entry) -> str:
     return f"- {sign} {said}: **{number}**; {rule}; paper: {reported}{scale}{why}"
 
 
-def _verdict_counts_table(found: Sequence[Entry], folder: str) -> list[str]:
-    counts = verdict_counts_by_group(found)
+def _verdict_counts_table(entries: Sequence[Entry], folder: str) -> list[str]:
+    counts = verdict_counts_by_group(entries)
     shown = [verdict for verdict in SIGNS if any(row[verdict] for row in counts.values())]
     rows, before = [], ""
     for paper, group in itertools.product(FOUR_PAPERS, GROUPS):

@@ -19,8 +19,8 @@ FOLDER, IMAGES = "papers", "images"
 def pages_by_file_name(results: Results) -> dict[str, str]:
     """The pages below the first one, by file name."""
     shown = [paper for paper in FOUR_PAPERS if any(declared.paper == paper for declared in studies().values())]
-    found = {f"{paper}.md": paper_page(paper, results) for paper in shown}
-    return found | {
+    pages = {f"{paper}.md": paper_page(paper, results) for paper in shown}
+    return pages | {
         "errata.md": errata_page(results),
         "scales.md": scales_page(results),
         "costs.md": costs_page(results),

@@ -6,20 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from flatscope_papers.claims import COUNTED, ERRATUM, EXPERIMENT, REMARK, SIGNS, judged_verdict_counts
 from flatscope_papers.declaration import Study
-from flatscope_papers.pages.markdown import (
-    AFTER,
-    CLAIM_HEADER,
-    capitalised,
-    claim_table_row,
-    escaped_sentence,
-    escaped_words,
-    figure_link,
-    table_lines,
-    verdict_with_sign,
-)
-from flatscope_papers.pages.markdown import (
-    number_with_meaning as number_of,
-)
+from flatscope_papers.pages import markdown
 from flatscope_papers.pages.overview import headline_claims_by_verdict, judged_studies_badge
 from flatscope_papers.reproduction import (
     AT_PAPER_SCALE,
@@ -33,23 +20,23 @@ from flatscope_papers.reproduction import (
 from flatscope_papers.study_result import StudyResult
 from flatscope_papers.toml_files import FOUR_PAPERS, paper_words
 
-NEWER = f"{AFTER} Claim or range set after first results were seen."
+NEWER = f"{markdown.AFTER} Claim or range set after first results were seen."
 
 
 def paper_page(paper: str, results: Results) -> str:
     """The page as Markdown; pictures are in `images` beside it."""
-    found = [entry for entry in claim_entries(results) if entry.study.paper == paper]
+    entries = [entry for entry in claim_entries(results) if entry.study.paper == paper]
     words = paper_words(paper)
     by_study: dict[str, list[Entry]] = {}
-    for entry in found:
+    for entry in entries:
         by_study.setdefault(entry.study.name, []).append(entry)
-    lines = [f"# {capitalised(FOUR_PAPERS[paper])}: {escaped_words(words.title)}", "", words.says, ""]
+    lines = [f"# {markdown.capitalised(FOUR_PAPERS[paper])}: {markdown.escaped_words(words.title)}", "", words.says, ""]
     lines += [
-        f"{judged_studies_badge(found)}: {judged_verdict_counts(entry.finding for entry in found)}.",
+        f"{judged_studies_badge(entries)}: {judged_verdict_counts(entry.finding for entry in entries)}.",
         "",
     ]
-    lines += ["## What it is read for", "", *_headline_claims_table(found), ""]
-    if any(entry.finding.claim.after_results for entry in found):
+    lines += ["## What it is read for", "", *_headline_claims_table(entries), ""]
+    if any(entry.finding.claim.after_results for entry in entries):
         lines += [NEWER, ""]
     lines += ["## Every study", ""]
     told: dict[str, str] = {}
@@ -62,31 +49,31 @@ def paper_page(paper: str, results: Results) -> str:
     return "\n".join(lines)
 
 
-def _headline_claims_table(found: Iterable[Entry]) -> list[str]:
+def _headline_claims_table(entries: Iterable[Entry]) -> list[str]:
     rows = [
         [
-            verdict_with_sign(entry.finding),
-            f"[{escaped_words(entry.finding.claim.headline)}](#{entry.study.name})",
-            escaped_words(entry.finding.claim.reported),
-            escaped_words(number_of(entry.finding)),
+            markdown.verdict_with_sign(entry.finding),
+            f"[{markdown.escaped_words(entry.finding.claim.headline)}](#{entry.study.name})",
+            markdown.escaped_words(entry.finding.claim.reported),
+            markdown.escaped_words(markdown.number_with_meaning(entry.finding)),
             {AT_PAPER_SCALE: "paper", REDUCED: "reduced"}.get(entry.group, GROUPS[entry.group]),
         ]
-        for chosen in headline_claims_by_verdict(found).values()
+        for chosen in headline_claims_by_verdict(entries).values()
         for entry in chosen
     ]
-    return table_lines(["verdict", "claim", "paper", "here", "kind or scale"], rows)
+    return markdown.table_lines(["verdict", "claim", "paper", "here", "kind or scale"], rows)
 
 
 def _study_section(
-    declared: Study, found: Sequence[Entry], result: StudyResult | None, told: dict[str, str]
+    declared: Study, entries: Sequence[Entry], result: StudyResult | None, told: dict[str, str]
 ) -> list[str]:
-    signs = " ".join(f"{SIGNS[e.finding.verdict]}" for e in found if e.finding.counts)
-    experiments = any(entry.finding.claim.kind == EXPERIMENT for entry in found)
+    signs = " ".join(f"{SIGNS[e.finding.verdict]}" for e in entries if e.finding.counts)
+    experiments = any(entry.finding.claim.kind == EXPERIMENT for entry in entries)
     scale = (f"{result.scale} scale" if experiments else "no experiment of the paper") if result else "not run"
     lines = [
         f'<a id="{declared.name}"></a>',
         "",
-        f"### {escaped_words(declared.figure)}: {escaped_words(declared.title)}",
+        f"### {markdown.escaped_words(declared.figure)}: {markdown.escaped_words(declared.title)}",
         "",
     ]
     lines += [
@@ -96,17 +83,22 @@ def _study_section(
         "",
     ]
     if result:
-        lines += [figure_link(f"images/{declared.name}.png", f"{declared.title}, as found here"), ""]
-    lines += [*table_lines(CLAIM_HEADER, (claim_table_row(e) for e in found if e.finding.claim.kind in COUNTED)), ""]
+        lines += [markdown.figure_link(f"images/{declared.name}.png", f"{declared.title}, as found here"), ""]
+    lines += [
+        *markdown.table_lines(
+            markdown.CLAIM_HEADER, (markdown.claim_table_row(e) for e in entries if e.finding.claim.kind in COUNTED)
+        ),
+        "",
+    ]
     for kind, title in ((ERRATUM, "Slips of the printed text"), (REMARK, "Told, and not judged")):
-        others = [claim_table_row(entry) for entry in found if entry.finding.claim.kind == kind]
+        others = [markdown.claim_table_row(entry) for entry in entries if entry.finding.claim.kind == kind]
         if others:
-            lines += [f"{title}:", "", *table_lines(CLAIM_HEADER, others), ""]
+            lines += [f"{title}:", "", *markdown.table_lines(markdown.CLAIM_HEADER, others), ""]
     if result:
         lines += _bullet_list_without_repeats(
             "Differs from the paper", result.deviations, told
         ) + _bullet_list_without_repeats("Also seen", result.notes, told)
-        lines += [f"Run: {escaped_words(result.how)}. `{result.command}`", ""]
+        lines += [f"Run: {markdown.escaped_words(result.how)}. `{result.command}`", ""]
     return [*lines, "</details>"]
 
 
@@ -115,4 +107,4 @@ def _bullet_list_without_repeats(label: str, words: Sequence[str], told: dict[st
     new = [part for part in words if part not in told]
     told.update(dict.fromkeys(new, label))
     again = [] if len(new) == len(words) else ["- As told above of other studies."]
-    return [f"{label}:", "", *(f"- {escaped_sentence(part)}" for part in new), *again, ""] if words else []
+    return [f"{label}:", "", *(f"- {markdown.escaped_sentence(part)}" for part in new), *again, ""] if words else []

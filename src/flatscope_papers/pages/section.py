@@ -8,7 +8,7 @@ from importlib.resources import files
 
 from markupsafe import Markup
 
-from flatscope.extend import Part, Section
+from flatscope.extend import PagePart, Section
 from flatscope_papers.pages.study_cards import study_cards, summary_of_studies
 from flatscope_papers.study_result import StudyResult
 
@@ -22,10 +22,10 @@ PLACES = re.compile(r'( (?:d|x|y|points)=")([^"]*)')
 DECIMALS = re.compile(r"-?\d+\.\d{3,}(?!\d*e)")
 
 
-def report_section(studies: Mapping[str, StudyResult], _: Mapping[str, int]) -> Part:
+def report_section(studies: Mapping[str, StudyResult], _: Mapping[str, int]) -> PagePart:
     """Verdicts in the summary; per study its figure, its claims and how its setting differs from the paper's."""
     pictures = {name: image_address_of_svg(study.svg) if study.svg else "" for name, study in studies.items()}
-    return Part(
+    return PagePart(
         summary_of_studies(studies),
         [Section("studies", "Studies", study_cards(studies, pictures), open=True)],
         {"studies": _common_provenance(studies)},
@@ -49,10 +49,10 @@ def image_address_of_svg(svg: str) -> Markup:
         text = re.sub(unseen, "", text, flags=re.DOTALL)
     text = " ".join(text.split()).replace("> <", "><")
     text = FONTS.sub("'DejaVu Sans', sans-serif", text)
-    text = STYLES.sub(lambda found: found[0].replace("; ", ";").replace(": ", ":"), text)
+    text = STYLES.sub(lambda match: match[0].replace("; ", ";").replace(": ", ":"), text)
     referenced = set(re.findall(r"#([\w-]+)", text))
-    text = NAMES.sub(lambda found: found[0] if found[1] in referenced else "", text)
-    text = PLACES.sub(lambda found: found[1] + _rounded_svg_positions(found[2]), text)
+    text = NAMES.sub(lambda match: match[0] if match[1] in referenced else "", text)
+    text = PLACES.sub(lambda match: match[1] + _rounded_svg_positions(match[2]), text)
     text = ALIKE.sub(_marks_grouped_by_style, text)
     for sign, written in IN_ADDRESS.items():
         text = text.replace(sign, written)

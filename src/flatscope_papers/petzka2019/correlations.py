@@ -18,25 +18,7 @@ from matplotlib.figure import Figure
 from flatscope_papers import intervals
 from flatscope_papers.claims import Answer
 from flatscope_papers.declaration import Analysis, Runs, study
-from flatscope_papers.petzka2019 import stop_rules
-from flatscope_papers.petzka2019.lenet import (
-    COLUMNS,
-    EVENTS,
-    INITS,
-    JUDGED,
-    LAYERS,
-    MEASURES,
-    RULES,
-    SIZES,
-    event_looks,
-    lenet_look_table,
-    lenet_stages,
-    lenet_training_notes,
-    looks_by_reading_of_variance,
-    looks_with_gaps,
-    number_of_judged_networks,
-    stop_rule_in_looks,
-)
+from flatscope_papers.petzka2019 import lenet, stop_rules
 from flatscope_papers.petzka2019.stop_rules import (
     ENOUGH,
     Rule,
@@ -60,37 +42,37 @@ KINDS = {
 def figure_1_of_table(table: pd.DataFrame, scale: str) -> Analysis:
     """Claims and figure of a saved table: its correlations as they are, its looks again."""
     along, looked = (table[table["kind"] == kind].dropna(axis="columns", how="all") for kind in ("correlation", "look"))
-    return _figure_1_analysis(looks_with_gaps(looked, scale), along, scale, table)
+    return _figure_1_analysis(lenet.looks_with_gaps(looked, scale), along, scale, table)
 
 
-@study("petzka2019-fig1", stages=lenet_stages, from_table=figure_1_of_table)
+@study("petzka2019-fig1", stages=lenet.lenet_stages, from_table=figure_1_of_table)
 def figure_1(runs: Runs) -> Analysis:
     """κ and κ_τ of LeNet-5's layer 5 against the generalization error, as a function of the stop rule.
 
     Four initialisations, four batch sizes, nine seeds; every network is looked at after a list of epochs, and when its
     mini-batch losses first fall below a list of limits.
     """
-    seen = lenet_look_table(runs)
+    seen = lenet.lenet_look_table(runs)
     along = correlations_of_lenet_along_training(seen)
     table = pd.concat(
         [along.assign(kind="correlation"), looks_to_five_digits(seen).assign(kind="look")], ignore_index=True
     )
     analysis = _figure_1_analysis(seen, along, runs.scale, table)
-    return replace(analysis, notes=(*lenet_training_notes(seen, runs), *analysis.notes))
+    return replace(analysis, notes=(*lenet.lenet_training_notes(seen, runs), *analysis.notes))
 
 
 def _figure_1_analysis(seen: pd.DataFrame, along: pd.DataFrame, scale: str, table: pd.DataFrame) -> Analysis:
-    own, trained = looks_by_reading_of_variance(seen)["σ = 0.1"], number_of_judged_networks(scale)
-    fallen = event_looks(seen)
+    own, trained = lenet.looks_by_reading_of_variance(seen)["σ = 0.1"], lenet.number_of_judged_networks(scale)
+    fallen = lenet.event_looks(seen)
     at_loss = fallen if len(fallen) else own
-    low, lower = (stop_rule_in_looks(at_loss, rule) for rule in RULES[:2])
-    last = Rule("epoch", SIZES["paper"]["looks"][-1] if scale == "paper" else int(own["epoch"].max()))
-    judged = along[(along["reading"] == "σ = 0.1") & along["variant"].isin([JUDGED, *at_loss["variant"]])]
+    low, lower = (lenet.stop_rule_in_looks(at_loss, rule) for rule in lenet.RULES[:2])
+    last = Rule("epoch", lenet.SIZES["paper"]["looks"][-1] if scale == "paper" else int(own["epoch"].max()))
+    judged = along[(along["reading"] == "σ = 0.1") & along["variant"].isin([lenet.JUDGED, *at_loss["variant"]])]
     judged = judged[judged["exclusion"] == NOW] if "exclusion" in judged else judged
-    found = {
+    answers = {
         "trace": correlation_answer_at_rule(at_loss, low, trained, TRACE),
         "trace_lower_loss": correlation_answer_at_rule(at_loss, lower, trained, TRACE),
-        "trace_gradient": correlation_answer_at_rule(own, RULES[2], trained, TRACE),
+        "trace_gradient": correlation_answer_at_rule(own, lenet.RULES[2], trained, TRACE),
         "trace_last_epoch": correlation_answer_at_rule(own, last, trained, TRACE),
         "trace_within": correlation_within_batch_sizes(own, last, trained, TRACE),
         "trace_common": correlation_answer_at_rule(own, Rule("epoch", int(own["epoch"].max())), trained, TRACE),
@@ -100,9 +82,9 @@ def _figure_1_analysis(seen: pd.DataFrame, along: pd.DataFrame, scale: str, tabl
     }
     turns = [
         f"κ_τ of {name}: {sign_change_epochs_in_words(judged, f'kappa_trace/{layer}')}"
-        for layer, name in LAYERS.items()
+        for layer, name in lenet.LAYERS.items()
     ]
-    return Analysis(table, found, lambda figure: _draw_figure_1(figure, own, judged), notes=tuple(turns))
+    return Analysis(table, answers, lambda figure: _draw_figure_1(figure, own, judged), notes=tuple(turns))
 
 
 def correlation_within_batch_sizes(seen: pd.DataFrame, rule: Rule, trained: int, column: str) -> Answer:
@@ -152,12 +134,14 @@ def correlations_of_lenet_along_training(seen: pd.DataFrame) -> pd.DataFrame:
     for variant, (exclusion, there) in itertools.product(
         seen["variant"].unique(), looks_by_exclusion_rule(seen).items()
     ):
-        for reading, rows in looks_by_reading_of_variance(there, variant).items():
+        for reading, rows in lenet.looks_by_reading_of_variance(there, variant).items():
             fallen = rows["below"].notna()
-            first = () if fallen.all() else RULES  # looks at limits alone say nothing of other rules
-            events = EVENTS if fallen.any() else ()
-            found = stop_rules.correlations_by_stop_rule(rows, COLUMNS, stop_rules.stop_rules(rows, (*first, *events)))
-            parts.append(found.assign(variant=variant, reading=reading, exclusion=exclusion))
+            first = () if fallen.all() else lenet.RULES  # looks at limits alone say nothing of other rules
+            events = lenet.EVENTS if fallen.any() else ()
+            correlations = stop_rules.correlations_by_stop_rule(
+                rows, lenet.COLUMNS, stop_rules.stop_rules(rows, (*first, *events))
+            )
+            parts.append(correlations.assign(variant=variant, reading=reading, exclusion=exclusion))
     return frame_to_five_digits(pd.concat(parts, ignore_index=True))
 
 
@@ -172,12 +156,12 @@ def excess_correlation_of_kappa_trace(seen: pd.DataFrame, rule: Rule, trained: i
     if missing:
         return Answer(math.nan, runs=len(points), note=missing)
     # The largest of r and −r is |r|, and the interval then holds for both signs at once.
-    found = intervals.lead_of_correlations(points.assign(turned=-points[TOP]), TRACE, [TOP, "turned"], "gap")
+    lead = intervals.lead_of_correlations(points.assign(turned=-points[TOP]), TRACE, [TOP, "turned"], "gap")
     of_trace, of_top = (points[column].corr(points["gap"]) for column in (TRACE, TOP))
-    return replace(found, note=f"{of_trace:.2f} of κ_τ, {of_top:.2f} of κ")
+    return replace(lead, note=f"{of_trace:.2f} of κ_τ, {of_top:.2f} of κ")
 
 
-MARKERS = dict(zip(INITS, "os^Dv", strict=True))
+MARKERS = dict(zip(lenet.INITS, "os^Dv", strict=True))
 
 
 def _draw_figure_1(figure: Figure, seen: pd.DataFrame, along: pd.DataFrame) -> None:
@@ -196,9 +180,9 @@ def _draw_figure_1(figure: Figure, seen: pd.DataFrame, along: pd.DataFrame) -> N
     _mark_extreme_correlations(curve, of_trace)
     curve.set_title("κ_τ of 84→10: correlation with test − training loss", fontsize=9)
     draw_measure_against_gap(points, seen[seen["epoch"] == seen["epoch"].max()], {TRACE: "κ_τ of 84→10"})
-    for axes, (layer, name) in zip(below.subplots(1, 2, sharey=True), LAYERS.items(), strict=True):
+    for axes, (layer, name) in zip(below.subplots(1, 2, sharey=True), lenet.LAYERS.items(), strict=True):
         stop_rules.draw_correlations_along_training(
-            axes, along, {f"{measure}/{layer}": label for measure, label in MEASURES.items()}
+            axes, along, {f"{measure}/{layer}": label for measure, label in lenet.MEASURES.items()}
         )
         axes.set_title(name, fontsize=9)
         axes.set_xlabel("epoch, and the first looks below a limit")

@@ -179,11 +179,11 @@ def loss_and_error_of_trials(view: PopulationView, trials: Sequence[int], sample
             values = functional.cross_entropy(outputs.flatten(0, 1), y.repeat(len(trials)), reduction="none")
             losses += values.reshape(len(trials), -1).double().sum(1)
             wrong += (outputs.argmax(2) != y).sum(1)
-    found: list[tuple[float, float]] = (torch.stack([losses, wrong], dim=1) / len(samples[1])).tolist()
+    loss_and_error: list[tuple[float, float]] = (torch.stack([losses, wrong], dim=1) / len(samples[1])).tolist()
     for place, trial in enumerate(trials):
-        if not math.isfinite(found[place][0]):  # by itself: it may have that from a neighbour
-            found[place] = evaluate(view.model(trial).to(samples[0].device), *samples)
-    return found
+        if not math.isfinite(loss_and_error[place][0]):  # by itself: it may have that from a neighbour
+            loss_and_error[place] = evaluate(view.model(trial).to(samples[0].device), *samples)
+    return loss_and_error
 
 
 def change_by_layer_rescaling(

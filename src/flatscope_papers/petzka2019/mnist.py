@@ -143,7 +143,7 @@ def hidden_layers_analysis_of_table(table: pd.DataFrame, scale: str, measure: st
     """Claims, figure and notes of one measure of the four hidden layers."""
     (points, along), columns = _split_networks_and_correlations(table), _columns_of_hidden_layers(measure)
     judged = converged_networks(points, scale)
-    found = {
+    answers = {
         column.split("/")[1]: intervals.correlation_with_interval(
             judged[column], judged["gap"], note=correlation_by_other_choices(points, judged, column)
         )
@@ -151,8 +151,8 @@ def hidden_layers_analysis_of_table(table: pd.DataFrame, scale: str, measure: st
     }
     spread = intervals.spread_of_correlations(judged, list(columns), "gap")
     left_open = f"the limit is {SPREAD}{TOO_FEW}" if _is_undecided(spread, SPREAD) else ""
-    found["spread"] = dataclasses.replace(spread, note=_join_sentences(spread.note, left_open))
-    return Analysis(table, found, lambda figure: _draw_measures_and_correlations(figure, points, columns, along))
+    answers["spread"] = dataclasses.replace(spread, note=_join_sentences(spread.note, left_open))
+    return Analysis(table, answers, lambda figure: _draw_measures_and_correlations(figure, points, columns, along))
 
 
 def converged_networks(points: pd.DataFrame, scale: str) -> pd.DataFrame:
@@ -250,7 +250,7 @@ def figure_6(runs: Runs) -> Analysis:
 
 def lead_of_network_measures(points: pd.DataFrame) -> dict[str, Answer]:
     """By how much each measure of the network leads all layer-wise and neuron-wise ones of the hidden layers."""
-    found = {}
+    leads = {}
     for name in PER_NETWORK:
         lead = intervals.lead_of_correlations(points, name, EVERY_LAYER, "gap")
         words = _join_sentences(
@@ -258,8 +258,8 @@ def lead_of_network_measures(points: pd.DataFrame) -> dict[str, Answer]:
             _reason_for_small_lead(points, name, lead),
             _lead_without_output_layer_in_words(points, name, lead),
         )
-        found[name] = dataclasses.replace(lead, note=words)
-    return found
+        leads[name] = dataclasses.replace(lead, note=words)
+    return leads
 
 
 def _hidden_columns_of_network_measure(name: str) -> list[str]:

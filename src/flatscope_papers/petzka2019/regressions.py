@@ -112,8 +112,8 @@ def feature_robustness(config: Config, store: Store) -> Measured:
         row = {"delta": delta, "bound": delta**2 / 2 * kappa}
         for kind in ("worst", "random"):
             options = {"feature_robustness": {"delta": delta, "kind": kind}}
-            found = measure(problem, "feature_robustness", options=options, context=ctx)
-            row[kind] = next(iter(found.layer("feature_robustness").values()))
+            table = measure(problem, "feature_robustness", options=options, context=ctx)
+            row[kind] = next(iter(table.layer("feature_robustness").values()))
         rows.append(row)
     gradient = math.sqrt(sum(float(part.square().sum()) for part in ctx.gradient().values()))
     metrics = {"kappa": kappa, "gradient_norm": gradient, **appendix_d_remarks(config["seed"])}
@@ -237,7 +237,7 @@ def feature_robustness_study(runs: Runs) -> Analysis:
     by_delta = table.pivot(index="seed", columns="delta", values="ratio")
     lowest, highest = table["ratio"].min(), table["ratio"].max()
     excess = frame["matrix_rise"] / frame["noise_rise"] - 1
-    found = {
+    answers = {
         "bound": intervals.largest_over_networks(by_delta[0.001], _gradient_norms_in_words(frame), of="regressions"),
         "order": intervals.mean_over_runs(
             by_delta[0.3] - by_delta[0.001], f"ratios from {lowest:.2f} to {highest:.2f}"
@@ -261,7 +261,7 @@ def feature_robustness_study(runs: Runs) -> Analysis:
         axes.set_xlabel("δ")
         axes.set_ylabel("rise of the loss")
 
-    return Analysis(table.reset_index(drop=True), found, draw, notes=(_remainder_orders_in_words(by_delta),))
+    return Analysis(table.reset_index(drop=True), answers, draw, notes=(_remainder_orders_in_words(by_delta),))
 
 
 def order_of_remainder(by_delta: pd.DataFrame, near: float = 0.003, far: float = 0.01) -> pd.Series[float]:

@@ -19,59 +19,46 @@ from matplotlib.figure import Figure
 from flatscope_papers import intervals
 from flatscope_papers.claims import Answer
 from flatscope_papers.declaration import Analysis, Runs, keep_saved_figure, study
-from flatscope_papers.petzka2019 import stop_rules
+from flatscope_papers.petzka2019 import lenet, stop_rules
 from flatscope_papers.petzka2019.followed_networks import predicted_factor_of_layer_measure
-from flatscope_papers.petzka2019.lenet import (
-    COLUMNS,
-    JUDGED,
-    MEASURES,
-    RULES,
-    SIZES,
-    event_looks,
-    lenet_look_table,
-    lenet_stages,
-    lenet_training_notes,
-    looks_by_reading_of_variance,
-    looks_with_gaps,
-    number_of_judged_networks,
-    stop_rule_in_looks,
-)
 from flatscope_papers.petzka2019.stop_rules import Rule, networks_judged_at_rule
 
-OF_OUTPUT = [column for column in COLUMNS if column.endswith("/fc3")]
+OF_OUTPUT = [column for column in lenet.COLUMNS if column.endswith("/fc3")]
 OF_HESSIAN = ("layer_trace", "layer_max_eigenvalue")
 WEAK = 0.3  # up to here a correlation is "very weak"
 
 
 def reparameterization_answers(seen: pd.DataFrame, scale: str) -> dict[str, Answer]:
     """The numbers of all claims: at a training loss of 0.1, and at the last epoch."""
-    own, trained = looks_by_reading_of_variance(seen)["σ = 0.1"], number_of_judged_networks(scale)
-    fallen = event_looks(seen)
+    own, trained = lenet.looks_by_reading_of_variance(seen)["σ = 0.1"], lenet.number_of_judged_networks(scale)
+    fallen = lenet.event_looks(seen)
     at_loss = fallen if len(fallen) else own
-    early = networks_judged_at_rule(at_loss, stop_rule_in_looks(at_loss, RULES[0]), trained)
+    early = networks_judged_at_rule(at_loss, lenet.stop_rule_in_looks(at_loss, lenet.RULES[0]), trained)
     last = networks_judged_at_rule(
-        own, Rule("epoch", SIZES["paper"]["looks"][-1] if scale == "paper" else own["epoch"].max()), trained
+        own, Rule("epoch", lenet.SIZES["paper"]["looks"][-1] if scale == "paper" else own["epoch"].max()), trained
     )
-    found = trace_and_eigenvalue_answers(*early) | {"invariant": change_by_reparameterization(seen)}
+    answers = trace_and_eigenvalue_answers(*early) | {"invariant": change_by_reparameterization(seen)}
     at_end = trace_and_eigenvalue_answers(*last)
-    return found | {f"{key}_last": at_end[key] for key in ("hessian_trace", "hessian_eigenvalue")}
+    return answers | {f"{key}_last": at_end[key] for key in ("hessian_trace", "hessian_eigenvalue")}
 
 
 def figure_2_of_looks(table: pd.DataFrame, scale: str) -> Analysis:
     """The claims from the looks of Figure 1; the figure needs the correlations and stays as it is."""
     looked = table[table["kind"] == "look"].dropna(axis="columns", how="all")
-    return Analysis(table, reparameterization_answers(looks_with_gaps(looked, scale), scale), keep_saved_figure)
+    return Analysis(table, reparameterization_answers(lenet.looks_with_gaps(looked, scale), scale), keep_saved_figure)
 
 
-@study("petzka2019-fig2", stages=lenet_stages, from_table=figure_2_of_looks, table_of="petzka2019-fig1")
+@study("petzka2019-fig2", stages=lenet.lenet_stages, from_table=figure_2_of_looks, table_of="petzka2019-fig1")
 def figure_2(runs: Runs) -> Analysis:
     """Correlations after the output matrix was multiplied by a number from 5 to 25, the layer before divided."""
-    seen = lenet_look_table(runs)
-    own = looks_by_reading_of_variance(seen)["σ = 0.1"]
+    seen = lenet.lenet_look_table(runs)
+    own = lenet.looks_by_reading_of_variance(seen)["σ = 0.1"]
     both = {"before": own, "after": looks_after_reparameterization(own)}
     along = pd.concat(
         [
-            stop_rules.correlations_by_stop_rule(rows, OF_OUTPUT, stop_rules.stop_rules(rows, RULES)).assign(when=when)
+            stop_rules.correlations_by_stop_rule(rows, OF_OUTPUT, stop_rules.stop_rules(rows, lenet.RULES)).assign(
+                when=when
+            )
             for when, rows in both.items()
         ],
         ignore_index=True,
@@ -80,13 +67,13 @@ def figure_2(runs: Runs) -> Analysis:
         along,
         reparameterization_answers(seen, runs.scale),
         lambda figure: _draw_figure_2(figure, along),
-        notes=(f"the judged networks are those of {JUDGED}, σ = 0.1", *lenet_training_notes(seen, runs)),
+        notes=(f"the judged networks are those of {lenet.JUDGED}, σ = 0.1", *lenet.lenet_training_notes(seen, runs)),
     )
 
 
 def looks_after_reparameterization(seen: pd.DataFrame) -> pd.DataFrame:
     """The same networks after the reparameterization."""
-    columns = [column for column in COLUMNS if column in seen]
+    columns = [column for column in lenet.COLUMNS if column in seen]
     return seen.assign(
         **{
             name: seen[name] * [predicted_factor_of_layer_measure(name, factor) for factor in seen["factor"]]
@@ -116,16 +103,16 @@ def trace_and_eigenvalue_answers(points: pd.DataFrame, missing: str = "") -> dic
 def _correlation_after_reparameterization(points: pd.DataFrame, column: str) -> Answer:
     """|r| after the reparameterization."""
     after = looks_after_reparameterization(points)
-    found = intervals.correlation_with_interval(after[column], points["gap"])
-    return replace(intervals.absolute_answer(found), note=_correlation_lost_in_words(points, after, column))
+    correlation = intervals.correlation_with_interval(after[column], points["gap"])
+    return replace(intervals.absolute_answer(correlation), note=_correlation_lost_in_words(points, after, column))
 
 
 def _correlation_lost(points: pd.DataFrame, column: str) -> Answer:
     """|r| before minus |r| after."""
     after = looks_after_reparameterization(points)
     both = points.assign(after=after[column])
-    found = intervals.lead_of_correlations(both, column, ["after"], "gap", of_size=True)
-    return replace(found, note=_correlation_lost_in_words(points, after, column))
+    lead = intervals.lead_of_correlations(both, column, ["after"], "gap", of_size=True)
+    return replace(lead, note=_correlation_lost_in_words(points, after, column))
 
 
 def _correlation_lost_in_words(points: pd.DataFrame, after: pd.DataFrame, column: str) -> str:
@@ -141,6 +128,6 @@ def _draw_figure_2(figure: Figure, along: pd.DataFrame) -> None:
     figure.set_size_inches(9.5, 3.6)
     panels: Any = figure.subplots(1, 2, sharey=True)
     for axes, when in zip(panels, ("before", "after"), strict=True):
-        lines = {f"{measure}/fc3": label for measure, label in MEASURES.items()}
+        lines = {f"{measure}/fc3": label for measure, label in lenet.MEASURES.items()}
         stop_rules.draw_correlations_along_training(axes, along[along["when"] == when], lines)
         axes.set_title(f"84→10, {when} the reparameterization", fontsize=8)

@@ -72,8 +72,8 @@ def correlations_by_stop_rule(looks: pd.DataFrame, columns: Sequence[str], at: S
                 row = {"rule": rule.name, "measure": column, "target": target, "networks": len(known)}
                 row["pearson"] = float(known[column].corr(known[target]))
                 if target == "gap":
-                    found = intervals.correlation_with_interval(known[column], known[target])
-                    row |= {"low": found.low, "high": found.high}
+                    pearson = intervals.correlation_with_interval(known[column], known[target])
+                    row |= {"low": pearson.low, "high": pearson.high}
                 row["spearman"] = float(known[column].corr(known[target], method="spearman"))
                 rows.append(
                     row

@@ -144,8 +144,8 @@ class GradientNoise:
         drawn = self.mini_batches(batch, draws, replacement=replacement, seed=seed).numpy()
         centre = self.values.mean(0).numpy()
         scale = self.covariance(batch, replacement=replacement).diagonal().sqrt().numpy()
-        found = [_p_value(test, *column) for column in zip(drawn.T, centre, scale, strict=True)]
-        p = torch.tensor(found, dtype=torch.float64)
+        p_values = [_p_value(test, *column) for column in zip(drawn.T, centre, scale, strict=True)]
+        p = torch.tensor(p_values, dtype=torch.float64)
         adjusted = adjusted_p_values(p, correction)
         seen = torch.from_numpy(np.array([_excess_kurtosis(column) for column in drawn.T]))
         predicted = self.kurtosis(batch)[self.components] if replacement else None

@@ -49,22 +49,22 @@ def all_paths(graph: Graph, params: Params, most: int = MOST_PATHS) -> list[Path
 
 def basis_paths(coordinates: PathCoordinates) -> list[Path]:
     """The basis paths, in the order of the values: for every edge that is not frozen its prefix, itself, its suffix."""
-    found: list[Path] = []
+    basis: list[Path] = []
     for block in coordinates.blocks:
         frozen = set(block.frozen.tolist())
         free = [entry for entry in range(coordinates.params[block.name].numel()) if entry not in frozen]
         if block.layer is None:
-            found.extend(((block.name, entry),) for entry in free)
+            basis.extend(((block.name, entry),) for entry in free)
         elif block.is_bias:
-            found.extend(
+            basis.extend(
                 ((block.name, unit), *_path_beyond_class(coordinates, int(block.layer.outputs[unit]))) for unit in free
             )
         else:
             heads, tails = block.layer.edge_classes(coordinates.params[block.name].shape)
             for entry in free:
                 before = _path_beyond_class(coordinates, int(tails[entry]), backwards=True)
-                found.append((*before, (block.name, entry), *_path_beyond_class(coordinates, int(heads[entry]))))
-    return found
+                basis.append((*before, (block.name, entry), *_path_beyond_class(coordinates, int(heads[entry]))))
+    return basis
 
 
 def path_matrix(paths: list[Path], params: Params) -> Tensor:

@@ -205,9 +205,9 @@ class ValleyAndPoint:
 
     def minima(self) -> Tensor:
         """The point, and the valley at 0."""
-        found = torch.zeros(2, self.dimension, dtype=torch.float64)
-        found[0, 0], found[1, 0] = self.point, self.valley
-        return found
+        places = torch.zeros(2, self.dimension, dtype=torch.float64)
+        places[0, 0], places[1, 0] = self.point, self.valley
+        return places
 
     def closed_form(self, temperature: float) -> float:
         """1 − 1/(1 + (L/√(πT))^{D−1})."""

@@ -136,8 +136,8 @@ def dudley_entropy_bound(
         return epsilon + float(area) / math.sqrt(n)
 
     top = math.log(largest)
-    found = minimize_scalar(total, bounds=(top - 40, top), method="bounded")
-    return constant * min(float(found.fun), largest)
+    minimum = minimize_scalar(total, bounds=(top - 40, top), method="bounded")
+    return constant * min(float(minimum.fun), largest)
 
 
 def smooth_entropy(epsilon: float, dimension: int, smoothness: float, locality: int | None = None) -> float:

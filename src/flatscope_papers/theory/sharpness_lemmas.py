@@ -125,6 +125,6 @@ def switching_curve(ctx: Context, deltas: Tensor, *, samples: int = 100) -> dict
     for name, signal in zip(chain.names[:-1], chain.signals[:-1], strict=True):
         sizes = signal.abs() / signal.square().mean(1, keepdim=True).sqrt()
         ordered = sizes.flatten().sort().values
-        found = torch.searchsorted(ordered, deltas.to(ordered), right=True)
-        curves[name] = (found.double() / ordered.numel()).cpu()
+        counts = torch.searchsorted(ordered, deltas.to(ordered), right=True)
+        curves[name] = (counts.double() / ordered.numel()).cpu()
     return curves

@@ -90,7 +90,7 @@ def balance_of(config: Config, store: Store) -> Measured:
     }
     if config["ordered"]:
         options |= {"psi_expected": {**ball, "epsilon": config["epsilon"]}, "psi_trace": {"rule": RULE}}
-    found = measure(problem, list(options), options=options)
+    measured = measure(problem, list(options), options=options)
     table = bounds(
         problem, THEOREMS, options={name: {"rule": RULE, "epsilon": config["relative"]} for name in THEOREMS}
     )
@@ -102,12 +102,12 @@ def balance_of(config: Config, store: Store) -> Measured:
         "log10_psi": math.log10(psi_of_path_values(spread, config["epsilon"], depth)),
         "values": paths.count,
         "pole": float(paths.nearest_pole),
-        **{name: found[name] if name in options else math.nan for name in FLATNESSES},
+        **{name: measured[name] if name in options else math.nan for name in FLATNESSES},
         "radius": radius,
         "rise": near["psi_epsilon"] * (1 + loss),
         "printed": table[THEOREMS[0]],
         "corrected": table[THEOREMS[1]],
-        "states_certified": bool(found["psi_activation_radius"] >= radius),
+        "states_certified": bool(measured["psi_activation_radius"] >= radius),
     }
     return Measured(metrics)
 

@@ -90,8 +90,8 @@ def relative_changes_by_way_of_writing(ways: pd.DataFrame) -> pd.DataFrame:
     names = [*OF_WEIGHTS, *OF_PATHS]
     others = ways[ways["way"].str.startswith(("rescaled", "shrunk"))]
     base = ways[ways["way"] == "as trained"].iloc[0]
-    found = (others[names] - base[names].astype(float)).abs() / base[names].astype(float).abs()
-    return found.assign(way=others["way"])
+    changes = (others[names] - base[names].astype(float)).abs() / base[names].astype(float).abs()
+    return changes.assign(way=others["way"])
 
 
 def slope_of_trace_against_alpha(ways: pd.DataFrame) -> float:

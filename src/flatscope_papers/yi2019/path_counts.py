@@ -109,8 +109,8 @@ def _rank_of_path_matrix(paths: list[Path], params: Params) -> int:
     return int(torch.linalg.matrix_rank(path_matrix(paths, params)))
 
 
-def _relative_difference(found: Tensor, due: Tensor) -> float:
-    return float((found - due).abs().max() / due.abs().max())
+def _relative_difference(value: Tensor, due: Tensor) -> float:
+    return float((value - due).abs().max() / due.abs().max())
 
 
 @study("yi2019-basis-paths", stages=path_count_stages)

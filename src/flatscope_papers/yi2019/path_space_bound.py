@@ -112,9 +112,9 @@ def _draw_path_space_bound(figure: Figure, table: pd.DataFrame) -> None:
     axes = figure.subplots()
     styles = {"right": ("-", "C0", "right-hand side of (8)"), "flatness": ("--", "C1", "PSI-expected flatness")}
     for name, (line, colour, words) in styles.items():
-        found = table.groupby("sigma")[name].agg(["mean", "min", "max"])
-        axes.plot(found.index, found["mean"], line, marker="o", ms=3, color=colour, label=words)
-        axes.fill_between(found.index, found["min"], found["max"], color=colour, alpha=0.2)
+        spread = table.groupby("sigma")[name].agg(["mean", "min", "max"])
+        axes.plot(spread.index, spread["mean"], line, marker="o", ms=3, color=colour, label=words)
+        axes.fill_between(spread.index, spread["min"], spread["max"], color=colour, alpha=0.2)
     left = table.groupby("sigma")["left"].mean()
     axes.plot(left.index, left, ":", marker="s", ms=3, color="C2", label="perturbed gap on test samples")
     axes.axhline(table["gap"].mean(), color="0.4", lw=0.8, label="test − training error")

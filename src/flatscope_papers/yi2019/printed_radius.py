@@ -64,7 +64,7 @@ def _outputs_of_weights(weights: list[torch.Tensor], x: torch.Tensor) -> torch.T
 def radius_study(runs: Runs) -> Analysis:
     """Random networks of equal widths: does any change of the path values within the printed radius switch a ReLU?"""
     table = runs.frame().drop(columns=["study", "device", "key"])
-    found = {
+    answers = {
         "radius": intervals.share_of_cases(
             table["flips_0.98"] == 0, "flips were searched for at 0.98 of the radius with η = 0"
         ),
@@ -73,7 +73,7 @@ def radius_study(runs: Runs) -> Analysis:
     }
     words = ", ".join(f"{(table[f'flips_{share:g}'] > 0).mean():.2f} at {share:g}" for share in SHARES)
     notes = (f"share of networks in which a ReLU switches within a share of the radius: {words}",)
-    return Analysis(table, found, lambda figure: _draw_printed_radius(figure, table), notes)
+    return Analysis(table, answers, lambda figure: _draw_printed_radius(figure, table), notes)
 
 
 def _draw_printed_radius(figure: Figure, table: pd.DataFrame) -> None:

@@ -87,7 +87,7 @@ def surfaces(config: Config, store: Store) -> Measured:
 
 
 def _loss_planes(problem: Problem, wanted: Mapping[str, Any], seed: int) -> list[pd.DataFrame]:
-    found = []
+    planes = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", NumericalWarning)  # poles are counted and shown
         for space in SPACES:
@@ -96,8 +96,8 @@ def _loss_planes(problem: Problem, wanted: Mapping[str, Any], seed: int) -> list
                 plane = landscape(
                     problem, space, "gaussian", wanted["grid"], seed=directions, noise=wanted["noise"], rule=RULE
                 )
-                found.append(plane.to_frame().drop(columns="error").assign(space=space, draw=draw))
-    return found
+                planes.append(plane.to_frame().drop(columns="error").assign(space=space, draw=draw))
+    return planes
 
 
 def median_loss_rise(grid: pd.DataFrame) -> float:
@@ -116,14 +116,14 @@ def surfaces_of_table(table: pd.DataFrame, scale: str) -> Analysis:
     frame["augmentation"] = frame["augmentation"].fillna("none")
     judged = frame[frame["judged"]]
     small, large = (judged[judged["batch"] == batch] for batch in SIZES[scale]["batches"])
-    found = {
+    answers = {
         "train_loss": _largest_final_loss(judged),
         "accuracy_small_batch": _accuracy_answer(small, scale),
         "accuracy_large_batch": _accuracy_answer(large, scale),
         "related": rank_correlation_of_rise_and_error(judged),
         **batch_size_comparisons(small, large),
     }
-    return Analysis(table, found, keep_saved_figure, _surface_notes(scale, frame))
+    return Analysis(table, answers, keep_saved_figure, _surface_notes(scale, frame))
 
 
 @study("yi2019-fig3", stages=surface_stages, from_table=surfaces_of_table)
@@ -247,9 +247,9 @@ def _interval_in_words(answer: Answer) -> str:
 def _comparisons_at_reached_level_in_words(frame: pd.DataFrame, batches: Sequence[int]) -> str:
     """The comparisons among the networks that reached the paper's level."""
     small, large = (frame[frame["batch"] == batch] for batch in batches)
-    found = batch_size_comparisons(small, large) | {"related": rank_correlation_of_rise_and_error(frame)}
+    answers = batch_size_comparisons(small, large) | {"related": rank_correlation_of_rise_and_error(frame)}
     names = {"generalizes": "points of accuracy", "flatter": "log10 of the rise", "related": "rank correlation"}
-    words = [f"{name} {found[key].value:.2f}{_interval_in_words(found[key])}" for key, name in names.items()]
+    words = [f"{name} {answers[key].value:.2f}{_interval_in_words(answers[key])}" for key, name in names.items()]
     return f"the same among the {len(frame)} networks that came to a loss of {LEVEL}: {', '.join(words)}"
 
 

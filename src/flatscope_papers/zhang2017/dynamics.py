@@ -72,15 +72,15 @@ def _share_minus_exact_answer(stored: Stored, of: int = 1) -> Answer:
     )
 
 
-def _mixing_notes(found: Sequence[Stored]) -> tuple[str, ...]:
-    gaps = [stored.metrics["gap"] for stored in found]
+def _mixing_notes(chains: Sequence[Stored]) -> tuple[str, ...]:
+    gaps = [stored.metrics["gap"] for stored in chains]
     mixed = "all runs mixed" if max(gaps) <= TOLERANCE else "not all runs mixed: more steps are needed"
     return (f"largest gap between chains of different starts {max(gaps):.3f} ({mixed})",)
 
 
-def _flat_share_table(found: Sequence[Stored]) -> pd.DataFrame:
+def _flat_share_table(chains: Sequence[Stored]) -> pd.DataFrame:
     parts = []
-    for stored in found:
+    for stored in chains:
         kind = stored.config.get("method", "GDL")
         parts.append(stored.frame("histogram").assign(method=kind, dimension=stored.config["dimension"]))
     return pd.concat(parts, ignore_index=True)[["method", "dimension", "low", "high", "density", "exact"]]
@@ -89,14 +89,14 @@ def _flat_share_table(found: Sequence[Stored]) -> pd.DataFrame:
 @study("zhang2017-fig7", stages=_stages_by_dimension(BASINS))
 def figure_7(runs: Runs) -> Analysis:
     """Langevin chains on two flat balls in 1 to 5 dimensions: histogram of w_1, share of time in the wide ball."""
-    found = runs.stored()
-    answers = {f"D{stored.config['dimension']}": flat_share_answer(stored) for stored in found}
-    answers["grows"] = smallest_rise_between_groups([stored.frame("chains")["share"] for stored in found])
+    chains = runs.stored()
+    answers = {f"D{stored.config['dimension']}": flat_share_answer(stored) for stored in chains}
+    answers["grows"] = smallest_rise_between_groups([stored.frame("chains")["share"] for stored in chains])
     return Analysis(
-        _flat_share_table(found),
+        _flat_share_table(chains),
         answers,
-        lambda figure: draw_histograms_by_dimension(figure, found, "wide"),
-        _mixing_notes(found),
+        lambda figure: draw_histograms_by_dimension(figure, chains, "wide"),
+        _mixing_notes(chains),
     )
 
 
@@ -119,38 +119,38 @@ def figure_8(runs: Runs) -> Analysis:
     return Analysis(stored.frame("map"), answers, draw, _mixing_notes([stored]))
 
 
-def _answer_with_dimension(found: Answer, stored: Stored) -> Answer:
+def _answer_with_dimension(answer: Answer, stored: Stored) -> Answer:
     """With the dimension; two dimensions are looked at twice."""
     dimension = stored.config["dimension"]
     same = ", the chains and the share of zhang2017-fig8" if dimension == 2 else ""
-    return replace(found, note=f"least at D = {dimension}{same}; {found.note}")
+    return replace(answer, note=f"least at D = {dimension}{same}; {answer.note}")
 
 
-def _answer_minus_amount(found: Answer, amount: float) -> Answer:
-    low, high = (None if end is None else end - amount for end in (found.low, found.high))
-    return Answer(found.value - amount, low, high, found.runs, found.note)
+def _answer_minus_amount(answer: Answer, amount: float) -> Answer:
+    low, high = (None if end is None else end - amount for end in (answer.low, answer.high))
+    return Answer(answer.value - amount, low, high, answer.runs, answer.note)
 
 
 @study("zhang2017-fig9", stages=_stages_by_dimension(VALLEY))
 def figure_9(runs: Runs) -> Analysis:
     """Langevin chains on a valley, flat in D − 1 directions, and a point: histogram of w_1 as D grows."""
-    found = runs.stored()
-    chains = [stored.frame("chains") for stored in found]
-    shares = [_answer_with_dimension(flat_share_answer(stored, of=len(found) - 1), stored) for stored in found[1:]]
+    chains = runs.stored()
+    frames = [stored.frame("chains") for stored in chains]
+    shares = [_answer_with_dimension(flat_share_answer(stored, of=len(chains) - 1), stored) for stored in chains[1:]]
     slip = "a slip of the caption: the minimum at W_1 = 2 must be the non-degenerate one"
     answers = {
         "prefers": _answer_minus_amount(intervals.smallest_answer(shares), 0.5),
-        "falls": smallest_rise_between_groups([-frame["near_sharp"] for frame in chains]),
+        "falls": smallest_rise_between_groups([-frame["near_sharp"] for frame in frames]),
         "rate": intervals.answer_farthest_from_zero(
-            [_share_minus_exact_answer(stored, of=len(found)) for stored in found]
+            [_share_minus_exact_answer(stored, of=len(chains)) for stored in chains]
         ),
-        "caption": smallest_rise_between_groups([-frame["near_flat"] for frame in chains], slip),
+        "caption": smallest_rise_between_groups([-frame["near_flat"] for frame in frames], slip),
     }
     return Analysis(
-        _flat_share_table(found),
+        _flat_share_table(chains),
         answers,
-        lambda figure: draw_histograms_by_dimension(figure, found, "valley"),
-        _mixing_notes(found),
+        lambda figure: draw_histograms_by_dimension(figure, chains, "valley"),
+        _mixing_notes(chains),
     )
 
 
@@ -179,21 +179,21 @@ def share_nearest_average_minimum(cells: pd.DataFrame, effective: float) -> Answ
 @study("zhang2017-fig10", stages=_figure_10_stages)
 def figure_10(runs: Runs) -> Analysis:
     """Chains with mini-batches of five of 200 sample losses, alone (SGD) and with added noise (SGDL)."""
-    found = runs.stored()
+    chains = runs.stored()
     answers: dict[str, Answer] = {}
-    for stored in found:
+    for stored in chains:
         name = stored.config["method"]
         answers[f"{name}-prefers"] = _answer_minus_amount(flat_share_answer(stored), 0.5)
         answers[f"{name}-boltzmann"] = _share_minus_exact_answer(stored)
-    (sgd,) = (stored for stored in found if stored.config["method"] == "SGD")
+    (sgd,) = (stored for stored in chains if stored.config["method"] == "SGD")
     answers["average"] = share_nearest_average_minimum(sgd.frame("map"), sgd.metrics["effective_samples"])
 
     def draw(figure: Figure) -> None:
         figure.set_size_inches(10.5, 3.0)
         panels: Any = figure.subplots(1, 3)
-        for axes, stored in zip(panels, found, strict=False):
+        for axes, stored in zip(panels, chains, strict=False):
             draw_density(axes, stored, f"{stored.config['method']}: P(valley) = {stored.metrics['share']:.3f}")
-        draw_potential(panels[2], potential_of_config(found[0].config), MAPS["x"][:2])
+        draw_potential(panels[2], potential_of_config(chains[0].config), MAPS["x"][:2])
 
-    table = pd.concat([stored.frame("map").assign(method=stored.config["method"]) for stored in found])
-    return Analysis(table.reset_index(drop=True), answers, draw, _mixing_notes(found))
+    table = pd.concat([stored.frame("map").assign(method=stored.config["method"]) for stored in chains])
+    return Analysis(table.reset_index(drop=True), answers, draw, _mixing_notes(chains))

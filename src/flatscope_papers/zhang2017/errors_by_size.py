@@ -45,10 +45,10 @@ def random_labels_of_table(points: pd.DataFrame, scale: str) -> Analysis:
     return _errors_by_size_of_table(points, random_label_answers(points))
 
 
-def _errors_by_size_of_table(points: pd.DataFrame, found: dict[str, Answer]) -> Analysis:
+def _errors_by_size_of_table(points: pd.DataFrame, answers: dict[str, Answer]) -> Analysis:
     width = int(points["W"].iloc[0])
     return Analysis(
-        points, found, lambda figure: draw_errors(figure, points, "n", "number of training samples N", width)
+        points, answers, lambda figure: draw_errors(figure, points, "n", "number of training samples N", width)
     )
 
 

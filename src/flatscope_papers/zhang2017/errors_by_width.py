@@ -95,12 +95,12 @@ def figure_4(runs: Runs) -> Analysis:
     """The networks of Figure 3 with W on a linear axis, where those with W > N take most of the room."""
     points = networks_at_end(runs)
     n = float(points["n"].iloc[0])
-    found = {"unaffected": _change_beyond_interpolation(points[points["W"] >= n], "test_error")}
+    answers = {"unaffected": _change_beyond_interpolation(points[points["W"] >= n], "test_error")}
 
     def draw(figure: Figure) -> None:
         draw_errors(figure, points, "W", "number of parameters W", n, scale="linear")
 
-    return Analysis(points, found, draw)
+    return Analysis(points, answers, draw)
 
 
 def _width_and_size_stages(scale: str) -> list[Stage]:

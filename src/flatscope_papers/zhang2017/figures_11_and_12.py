@@ -46,12 +46,12 @@ def mix(config: Config, store: Store) -> Measured:
     # Networks of one study have the same images and labels; those of the first stand for all.
     networks, samples = [problem.model for problem in problems], problems[0].train
     with product_precision_of_config(config):
-        found = interpolate(networks, samples, config["resolution"])
-    metrics = {"barrier": found.barrier}
+        mixtures = interpolate(networks, samples, config["resolution"])
+    metrics = {"barrier": mixtures.barrier}
     if "products" in config:
         corners = interpolate(networks, samples, 1)
-        metrics["coarse_loss"] = float((found.loss[found.vertices] - corners.loss[corners.vertices]).abs().max())
-    return Measured(metrics, frames={"simplex": found.to_frame()})
+        metrics["coarse_loss"] = float((mixtures.loss[mixtures.vertices] - corners.loss[corners.vertices]).abs().max())
+    return Measured(metrics, frames={"simplex": mixtures.to_frame()})
 
 
 def _interpolation_stages(*sets: str) -> Callable[[str], list[Stage]]:
@@ -96,10 +96,10 @@ Surfaces = Mapping[tuple[str, str], Sequence[pd.DataFrame]]  # by data and label
 
 
 def _accuracy_surfaces(runs: Runs) -> Surfaces:
-    found: dict[tuple[str, str], list[pd.DataFrame]] = {}
+    frames_by_panel: dict[tuple[str, str], list[pd.DataFrame]] = {}
     for stored in runs.stored():
-        found.setdefault((stored.config["set"], stored.config["kind"]), []).append(stored.frame("simplex"))
-    return found
+        frames_by_panel.setdefault((stored.config["set"], stored.config["kind"]), []).append(stored.frame("simplex"))
+    return frames_by_panel
 
 
 def flat_regions_of_triangles(simplices: Sequence[pd.DataFrame]) -> np.ndarray[Any, np.dtype[np.float64]]:
@@ -174,7 +174,7 @@ def figure_11(runs: Runs) -> Analysis:
 def figure_12(runs: Runs) -> Analysis:
     """As Figure 11 on MNIST; the networks of Figure 11 are there to be compared with."""
     surfaces = _accuracy_surfaces(runs)
-    found = {
+    answers = {
         "wider": intervals.mean_over_runs(_flat_region_difference_answer(surfaces, "mnist")),
         "regions": intervals.mean_over_runs(flat_regions_of_triangles(surfaces["mnist", "natural"]), bounds=(0, 1)),
         "wells": intervals.mean_over_runs(flat_regions_of_triangles(surfaces["mnist", "random"]), bounds=(0, 1)),
@@ -185,11 +185,13 @@ def figure_12(runs: Runs) -> Analysis:
     }
     left = notes_on_unfitted_networks(training_errors_by_kind(runs))
     if ("mnist", "random") in left:
-        found["harder"] = replace(found["harder"], note=f"at least: {left['mnist', 'random']}; {found['harder'].note}")
+        answers["harder"] = replace(
+            answers["harder"], note=f"at least: {left['mnist', 'random']}; {answers['harder'].note}"
+        )
     about = {"wider": ["mnist"], "regions": [], "wells": ["mnist"], "harder": [], "clearer": ["mnist", "cifar"]}
     judged = {
         key: answer_if_networks_fitted(answer, itertools.product(about[key], LABELS), left)
-        for key, answer in found.items()
+        for key, answer in answers.items()
     }
     return Analysis(
         _plateau_table(surfaces, "mnist"),

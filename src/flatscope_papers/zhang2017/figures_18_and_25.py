@@ -123,10 +123,10 @@ def tree_support(inputs: int) -> Support:
         return frozenset({(1,)})
     half = tree_support(inputs // 2)
     left = [frozenset(m + (0,) * (inputs // 2) for m in half), frozenset((0,) * (inputs // 2) + m for m in half)]
-    found: set[tuple[int, ...]] = {(0,) * inputs} | left[0] | left[1]
+    support: set[tuple[int, ...]] = {(0,) * inputs} | left[0] | left[1]
     for first, second in itertools.combinations_with_replacement(left, 2):
-        found |= {tuple(a + b for a, b in zip(m, n, strict=True)) for m in first for n in second}
-    return frozenset(found)
+        support |= {tuple(a + b for a, b in zip(m, n, strict=True)) for m in first for n in second}
+    return frozenset(support)
 
 
 def counting_stages(scale: str) -> list[Stage]:
@@ -141,7 +141,7 @@ def figure_25(runs: Runs) -> Analysis:
     m, supports = stored.metrics, stored.frame("supports").set_index("inputs")
     less = f"one direction less spans {m['ridge_with_offset_one_less']}"
     tree, full = supports["tree"], supports["full"]
-    found = {
+    answers = {
         "paths": Answer.exact(m["paths_one_unit"]),
         "paths2": Answer.exact(m["paths_two_units"]),
         "switched": Answer.exact(min(paths_lost_by_unit(INPUTS))),
@@ -166,7 +166,7 @@ def figure_25(runs: Runs) -> Analysis:
         ),
     }
     table = pd.DataFrame({"quantity": list(m), "count": list(m.values())})
-    return Analysis(table, found, lambda figure: _draw_trees(figure, m))
+    return Analysis(table, answers, lambda figure: _draw_trees(figure, m))
 
 
 def _draw_trees(figure: Figure, m: dict[str, Any]) -> None:

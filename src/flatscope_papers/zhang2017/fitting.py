@@ -54,8 +54,8 @@ def answer_if_networks_fitted(
     words = [left[kind] for kind in kinds if kind in left]
     if not words:
         return answer
-    found = f"{answer.value:.3g} there"
-    return Answer(math.nan, runs=answer.runs, note="; ".join(filter(None, [*words, found, answer.note])))
+    number = f"{answer.value:.3g} there"
+    return Answer(math.nan, runs=answer.runs, note="; ".join(filter(None, [*words, number, answer.note])))
 
 
 def gaps_by_size(points: pd.DataFrame) -> str:

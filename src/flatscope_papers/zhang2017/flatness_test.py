@@ -93,8 +93,8 @@ def flatness_radius_answers(radii: pd.DataFrame) -> dict[str, Answer]:
     """The eight numbers of the table, of the loss, and their order; a row per network, moved parameters, objective."""
     of_loss = radii[radii["objective"] == "loss"]
     cells = {key: part["radius"].to_numpy() for key, part in of_loss.groupby(["set", "labels", "moved"])}
-    found = {"-".join(cell): intervals.mean_over_runs(cells[cell]) for cell in PRINTED}
-    return found | {f"order_{data}": _smaller_label_ratio(cells, data) for data in SETS}
+    answers = {"-".join(cell): intervals.mean_over_runs(cells[cell]) for cell in PRINTED}
+    return answers | {f"order_{data}": _smaller_label_ratio(cells, data) for data in SETS}
 
 
 def _smaller_label_ratio(cells: Mapping[Any, np.ndarray[Any, Any]], data: str) -> Answer:

@@ -135,17 +135,17 @@ def _errors_on_compositional_function(seed: int, samples: int, steps: int) -> di
     x, test = (2 * torch.rand(n, 8, generator=generator) - 1 for n in (samples, 2000))
     target = compositional_target(seed)
     signs = _random_signs_like(x[:, 0], generator)
-    found = {}
+    errors = {}
     for name, make in (("deep", TreeNetwork), ("shallow", shallow_of_size)):
         for what, y in (("target", target(x)), ("random", signs)):
             model = make(seed)
             loss = _fit_by_adam(model, x, y, steps)
             if what == "target":
                 error = (model(test)[:, 0] - target(test)).square().mean() / target(test).var()
-                found[f"{name}_test"] = float(error.detach())
+                errors[f"{name}_test"] = float(error.detach())
             else:
-                found[f"{name}_random"] = 1 - loss
-    return found
+                errors[f"{name}_random"] = 1 - loss
+    return errors
 
 
 def _fit_by_adam(model: nn.Module, x: Tensor, y: Tensor, steps: int) -> float:
@@ -198,13 +198,13 @@ def _exact_identities(seed: int) -> dict[str, float]:
     for p in model.parameters():
         p.data = normal(*p.shape)
     new = (normal(4), normal(1))
-    found = loss_responses(model, functional.mse_loss, X, targets, replaced=3, by=new, tau=0.01)
+    responses = loss_responses(model, functional.mse_loss, X, targets, replaced=3, by=new, tau=0.01)
     one = functional.mse_loss(model(new[0]), new[1]) - functional.mse_loss(model(X[3]), targets[3])
     return {
         "hinge": worst / above,
         "factors": float(max(moved.abs().max(), data.abs().max()) / before.abs().max()),
-        "swap": abs(float(found.loss_after_swap / one.detach()) - 1),
-        "scaled": abs(found.as_printed / found.gradient_after_scaling - 1),
+        "swap": abs(float(responses.loss_after_swap / one.detach()) - 1),
+        "scaled": abs(responses.as_printed / responses.gradient_after_scaling - 1),
     }
 
 

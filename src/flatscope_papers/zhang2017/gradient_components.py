@@ -67,9 +67,9 @@ def look_at_noise(config: Config, store: Store) -> Measured:
 @study("zhang2017-fig5", stages=gradient_component_stages)
 def figure_5(runs: Runs) -> Analysis:
     """Mini-batch gradients at fixed weights: histograms of some components beside Gaussians of the same moments."""
-    found = runs.stored()
-    own = [stored.config["network"]["train"]["batch_size"] for stored in found]
-    tables = [stored.frame("batches").set_index("batch") for stored in found]
+    gradients = runs.stored()
+    own = [stored.config["network"]["train"]["batch_size"] for stored in gradients]
+    tables = [stored.frame("batches").set_index("batch") for stored in gradients]
     here = [table.loc[batch] for table, batch in zip(tables, own, strict=True)]
     alone, largest = [table.loc[1] for table in tables], [table.loc[table.index.max()] for table in tables]
     kurtosis = float(np.median([row["median_kurtosis"] for row in here]))
@@ -82,13 +82,13 @@ def figure_5(runs: Runs) -> Analysis:
         "batch": intervals.paired_difference([r["gaussian"] for r in here], [r["gaussian"] for r in alone]),
         "large_batch": intervals.paired_difference([r["gaussian"] for r in here], [r["gaussian"] for r in largest]),
     }
-    errors = ", ".join(f"{stored.metrics['train_error']:.4f}" for stored in found)
-    parts = [stored.frame("batches").assign(network=number) for number, stored in enumerate(found)]
+    errors = ", ".join(f"{stored.metrics['train_error']:.4f}" for stored in gradients)
+    parts = [stored.frame("batches").assign(network=number) for number, stored in enumerate(gradients)]
     return Analysis(
         pd.concat(parts, ignore_index=True),
         answers,
         lambda figure: _draw_gradient_components(
-            figure, found[0].frame("components"), found[0].metrics["train_error"], own[0]
+            figure, gradients[0].frame("components"), gradients[0].metrics["train_error"], own[0]
         ),
         (f"training errors {errors}",),
     )

@@ -99,10 +99,10 @@ def train_and_watch(configs: list[dict[str, Any]], store: Store, report: Report)
 def unit_and_weight_norms(state: Mapping[str, Tensor]) -> dict[str, float]:
     """Mean ℓ1 norm of the weights into a unit, by layer and over all units, and the ℓ2 norm of all parameters."""
     rows = {name.removesuffix(".weight"): w.flatten(1).abs().sum(1) for name, w in state.items() if w.ndim > 1}
-    found = {f"fan_in_{name}": float(values.mean()) for name, values in rows.items()}
-    found["fan_in"] = float(torch.cat(list(rows.values())).mean())
-    found["l2"] = math.sqrt(sum(float(value.double().square().sum()) for value in state.values()))
-    return found
+    means = {f"fan_in_{name}": float(values.mean()) for name, values in rows.items()}
+    means["fan_in"] = float(torch.cat(list(rows.values())).mean())
+    means["l2"] = math.sqrt(sum(float(value.double().square().sum()) for value in state.values()))
+    return means
 
 
 def label_comparisons(networks: pd.DataFrame, quantity: str, column: str, sign: str) -> dict[str, Answer]:
@@ -113,14 +113,14 @@ def label_comparisons(networks: pd.DataFrame, quantity: str, column: str, sign: 
     """
     values = networks.pivot(index="seed", columns=["labels", "start"], values=column)
     turn, sure = (1, SURE) if sign == "+" else (-1, "")
-    found = {}
+    answers = {}
     for start in STARTS:
         pair = turn * values["random", start], turn * values["natural", start]
-        found[f"{quantity}-labels-x{start}"] = intervals.paired_difference(*pair)
+        answers[f"{quantity}-labels-x{start}"] = intervals.paired_difference(*pair)
     for kind in LABELS:
         pair = turn * values[kind, 10], turn * values[kind, 1]
-        found[f"{quantity}-start-{kind}"] = intervals.paired_difference(*pair, sure)
-    return found
+        answers[f"{quantity}-start-{kind}"] = intervals.paired_difference(*pair, sure)
+    return answers
 
 
 def answers_if_fitted(answers: Mapping[str, Answer], errors: Mapping[tuple[str, int], float]) -> dict[str, Answer]:
@@ -130,16 +130,16 @@ def answers_if_fitted(answers: Mapping[str, Answer], errors: Mapping[tuple[str, 
         answers: by key of the claim, whose end says what is compared: "labels-x1", "start-random".
         errors: largest training error of the networks of each kind of labels and start.
     """
-    found = {}
+    judged = {}
     for key, answer in answers.items():
         which = key.rpartition("-")[2]
         largest = max(error for (labels, start), error in errors.items() if which in (labels, f"x{start}"))
-        found[key] = answer
+        judged[key] = answer
         if largest > FITTED:
             words = f"up to {largest:.0%} of the training images are not fitted; {answer.value:.3g} there"
             note = "; ".join(filter(None, (words, answer.note)))
-            found[key] = Answer(math.nan, runs=answer.runs, note=note)
-    return found
+            judged[key] = Answer(math.nan, runs=answer.runs, note=note)
+    return judged
 
 
 def margins_of_table(table: pd.DataFrame, scale: str) -> Analysis:

@@ -55,7 +55,7 @@ def figure_19(runs: Runs) -> Analysis:
     (stored,) = runs.stored()
     sizes = stored.frame("sizes")
     some = sizes[sizes["gamma"] > 0]
-    found = {"size": intervals.mean_over_runs(some["change"] / some["gamma"])}
+    answers = {"size": intervals.mean_over_runs(some["change"] / some["gamma"])}
 
     def draw(figure: Figure) -> None:
         figure.set_size_inches(9.0, 1.9)
@@ -66,7 +66,7 @@ def figure_19(runs: Runs) -> Analysis:
             axes.set_title(f"γ = {gamma}", fontsize=9)
             axes.set_axis_off()
 
-    return Analysis(sizes, found, draw)
+    return Analysis(sizes, answers, draw)
 
 
 def _figure_20_stages(scale: str) -> list[Stage]:

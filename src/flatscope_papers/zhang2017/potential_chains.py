@@ -32,7 +32,7 @@ def run_potential(config: Config, store: Store) -> Measured:
     """Run the chains of each configuration; store shares per chain, the histogram of w_1, and a map of (w_1, w_2)."""
     potential = potential_of_config(config)
     T, lr, part = config["temperature"], config["lr"], config.get("sgd_share", 0.0)
-    found = simulate(
+    shares = simulate(
         potential,
         T,
         lr=lr,
@@ -44,18 +44,18 @@ def run_potential(config: Config, store: Store) -> Measured:
         device=config.get("device", "cpu"),
     )
     metrics = {
-        "share": found.simulated,
-        "exact": found.exact,
-        "alone": found.closed_form,
-        "gap": found.mixing.two_start_gap,
-        "effective_samples": found.mixing.effective_samples,
+        "share": shares.simulated,
+        "exact": shares.exact,
+        "alone": shares.closed_form,
+        "gap": shares.mixing.two_start_gap,
+        "effective_samples": shares.mixing.effective_samples,
     }
     frames = {
-        "chains": _flat_share_per_chain(potential, found),
-        "histogram": _first_coordinate_histogram(potential, found, config["span"]),
+        "chains": _flat_share_per_chain(potential, shares),
+        "histogram": _first_coordinate_histogram(potential, shares, config["span"]),
     }
     if potential.dimension == 2:
-        frames["map"] = _density_on_grid(found)
+        frames["map"] = _density_on_grid(shares)
     return Measured(metrics, frames=frames)
 
 
@@ -65,26 +65,26 @@ def potential_of_config(config: Mapping[str, Any]) -> Potential:
     return kind(config["dimension"])
 
 
-def _flat_share_per_chain(potential: Potential, found: FlatShare) -> pd.DataFrame:
+def _flat_share_per_chain(potential: Potential, shares: FlatShare) -> pd.DataFrame:
     """Of each chain: its start, the share of its records in the flatter minimum, and near either minimum's w_1."""
-    values = found.run.values.cpu()
-    columns = {"start": found.run.starts.cpu().numpy(), "share": values[..., 2].double().mean(0).numpy()}
+    values = shares.run.values.cpu()
+    columns = {"start": shares.run.starts.cpu().numpy(), "share": values[..., 2].double().mean(0).numpy()}
     for name, place in zip(("sharp", "flat"), potential.minima()[:, 0].tolist(), strict=True):
         near = (values[..., 0] - place).abs() < NEAR
         columns[f"near_{name}"] = near.double().mean(0).numpy() / (2 * NEAR)
     return pd.DataFrame(columns)
 
 
-def _first_coordinate_histogram(potential: Potential, found: FlatShare, span: Sequence[float]) -> pd.DataFrame:
-    drawn = found.run.histogram(span=(span[0], span[1]))
+def _first_coordinate_histogram(potential: Potential, shares: FlatShare, span: Sequence[float]) -> pd.DataFrame:
+    drawn = shares.run.histogram(span=(span[0], span[1]))
     middle = (drawn.edges[:-1] + drawn.edges[1:]) / 2
-    exact = potential.marginal(middle, found.run.temperature)
+    exact = potential.marginal(middle, shares.run.temperature)
     return pd.DataFrame({"low": drawn.edges[:-1], "high": drawn.edges[1:], "density": drawn.density, "exact": exact})
 
 
-def _density_on_grid(found: FlatShare) -> pd.DataFrame:
+def _density_on_grid(shares: FlatShare) -> pd.DataFrame:
     """Density of (w_1, w_2) on a grid, one row per cell."""
-    points = found.run.values[..., :2].reshape(-1, 2).cpu().numpy()
+    points = shares.run.values[..., :2].reshape(-1, 2).cpu().numpy()
     (x0, x1, nx), (y0, y1, ny) = MAPS["x"], MAPS["y"]
     density, xs, ys = np.histogram2d(
         points[:, 0], points[:, 1], bins=(nx, ny), range=((x0, x1), (y0, y1)), density=True
@@ -92,13 +92,13 @@ def _density_on_grid(found: FlatShare) -> pd.DataFrame:
     return pd.DataFrame({"w1": np.repeat(xs[:-1], ny), "w2": np.tile(ys[:-1], nx), "density": density.ravel()})
 
 
-def draw_histograms_by_dimension(figure: Figure, found: Sequence[Stored], words: str) -> None:
+def draw_histograms_by_dimension(figure: Figure, chains: Sequence[Stored], words: str) -> None:
     """Histograms of w_1 as the dimension grows; below, the potential on its axis and in two dimensions."""
     figure.set_size_inches(10.0, 4.4)
     parts: Any = figure.subfigures(2, 1, height_ratios=(1, 1.1))
     top, bottom = parts
-    panels: Any = top.subplots(1, len(found))
-    for axes, stored in zip(np.ravel(panels), found, strict=True):
+    panels: Any = top.subplots(1, len(chains))
+    for axes, stored in zip(np.ravel(panels), chains, strict=True):
         bars = stored.frame("histogram")
         edges = np.append(bars["low"], bars["high"].iloc[-1])
         axes.stairs(bars["density"], edges, fill=True, color=BLUE, alpha=0.4, label="chains")
@@ -109,13 +109,13 @@ def draw_histograms_by_dimension(figure: Figure, found: Sequence[Stored], words:
     np.ravel(panels)[0].set_ylabel("density")
     np.ravel(panels)[-1].legend(fontsize=6, frameon=False, loc="upper left")
     line, plane = bottom.subplots(1, 2)
-    potential = potential_of_config(found[0].config)
-    span = found[0].config["span"]
+    potential = potential_of_config(chains[0].config)
+    span = chains[0].config["span"]
     xs = torch.linspace(span[0], span[1], 300, dtype=torch.float64)
     line.plot(xs, potential.energy(xs[:, None]), color="black", lw=1.2)
     line.set_xlabel("$w_1$")
     line.set_ylabel("U, other weights 0")
-    draw_potential(plane, potential_of_config({**found[0].config, "dimension": 2}), (span[0], span[1]))
+    draw_potential(plane, potential_of_config({**chains[0].config, "dimension": 2}), (span[0], span[1]))
 
 
 def draw_potential(axes: Axes, potential: Potential, span: tuple[float, float]) -> None:

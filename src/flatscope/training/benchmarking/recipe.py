@@ -195,9 +195,9 @@ def train_networks(configs: list[Config], store: Store, report: Report) -> None:
                 stop = config["train"]["stop_loss"]
                 if (place, stop) not in kept and row.get("train_loss", math.inf) < stop:
                     loss, error = evaluate(view.model(place), *test)
-                    found = {"train_loss": row["train_loss"], "train_error": row["train_error"]}
-                    found |= {"test_loss": loss, "test_error": error, "epochs": epoch}
-                    kept[place, stop] = found, view.state(place)
+                    facts = {"train_loss": row["train_loss"], "train_error": row["train_error"]}
+                    facts |= {"test_loss": loss, "test_error": error, "epochs": epoch}
+                    kept[place, stop] = facts, view.state(place)
         report(epoch / MOST_EPOCHS, f"epoch {epoch}")
 
     trials = [trial_of(config, str(place)) for place, config in enumerate(furthest)]
@@ -206,9 +206,9 @@ def train_networks(configs: list[Config], store: Store, report: Report) -> None:
     seconds = (time.process_time() - begun) / len(configs)
     for place, group in enumerate(wanted):
         for config in group:
-            found, weights = kept.get((place, config["train"]["stop_loss"]), ({}, None))
+            facts, weights = kept.get((place, config["train"]["stop_loss"]), ({}, None))
             metrics = {"reached": weights is not None, "core_seconds": seconds}
-            store.write(config, found | metrics, weights=weights)
+            store.write(config, facts | metrics, weights=weights)
 
 
 def measure_networks(configs: list[Config], store: Store, report: Report) -> None:

@@ -82,6 +82,6 @@ def write_release(population: pd.DataFrame, spent: Mapping[str, Any], folder: Pa
         boards.append(Leaderboard(scores, population_counts(part) | about))
         boards[-1].save(folder / file)
     names = [*columns_with_values(population), *BASELINES, ORACLE, SECOND]
-    found = scores_by_difference(population_with_controls(population), names).round(3)
-    write_whole(folder / RECORDS_FILE, csv_bytes(found), with_sum=True)
+    by_difference = scores_by_difference(population_with_controls(population), names).round(3)
+    write_whole(folder / RECORDS_FILE, csv_bytes(by_difference), with_sum=True)
     return boards[-1]

@@ -120,8 +120,8 @@ def score_all(population: pd.DataFrame, names: Iterable[str]) -> pd.DataFrame:
                 if name == CHANCE
                 else _scores_of_measure(part, name, sign, twins=twins)
             )
-            for score, found in scores.items():
-                ends = (found.value, found.low, found.high, found.n, found.note)
+            for score, estimate in scores.items():
+                ends = (estimate.value, estimate.low, estimate.high, estimate.n, estimate.note)
                 rows.append((name, data, stop, score, *ends))
     return pd.DataFrame(rows, columns=list(COLUMNS)).astype(COLUMNS)
 
@@ -133,8 +133,8 @@ def _scores_of_random_numbers(part: pd.DataFrame, *, twins: bool) -> dict[str, E
     for _ in range(DRAWS):
         values = random.standard_normal((2, len(part)))
         one = part.assign(**{CHANCE: values[0], f"{RESCALED}{CHANCE}": values[1]})
-        for score, found in _scores_of_measure(one, CHANCE, 1.0, twins=twins).items():
-            drawn.setdefault(score, []).append(found.value)
+        for score, estimate in _scores_of_measure(one, CHANCE, 1.0, twins=twins).items():
+            drawn.setdefault(score, []).append(estimate.value)
     note = f"mean of {DRAWS} draws, and where 95 % of them lie"
     scores = {}
     for score, values_of in drawn.items():
@@ -172,8 +172,8 @@ def _scores_of_measure(part: pd.DataFrame, name: str, sign: float, *, twins: boo
     return estimates
 
 
-def _with_note(found: Estimate, note: str) -> Estimate:
-    return Estimate(found.value, found.low, found.high, n=found.n, method=found.method, note=note)
+def _with_note(estimate: Estimate, note: str) -> Estimate:
+    return Estimate(estimate.value, estimate.low, estimate.high, n=estimate.n, method=estimate.method, note=note)
 
 
 def score_in_words(row: pd.Series[Any] | None) -> str:
