@@ -294,7 +294,8 @@ def _print_result(result: StudyResult) -> None:
     keys = ("where", "statement", "reported", "found", "runs", "verdict")
     show_grid(header, [[row[key] for key in keys] for row in result.rows()], title=f"{result.name}, {result.how}")
     counting = sum(finding.counts for finding in result.findings)
-    show_text(f"{numbered(counting, 'claim')} that count: {result.counts}" if counting else "no claims that count")
+    counted = f"{numbered(counting, 'claim')} that {'counts' if counting == 1 else 'count'}"
+    show_text(f"{counted}: {result.counts}" if counting else "no claims that count")
     if result.scale == "smoke":
         show_note("smoke scale shows that the study runs and judges nothing: --scale small, or flatscope study show")
 

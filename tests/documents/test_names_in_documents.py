@@ -23,6 +23,11 @@ DOCUMENTS = [
 ]
 SPAN = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
 DOTTED = re.compile(r"^([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+)")
+BARE = re.compile(r"^@?([A-Za-z_]\w*)(?:\(.*\))?$")
+CODE = (".py", ".pyi", ".toml", ".js", ".cu")
+# Bare names that pages mention and that are none of ours: of other packages, of torch, and of flatscope as it was.
+OF_OTHERS = {"FqnToConfig", "IntxWeightOnlyConfig", "compress_weights", "ignored_scope", "special_expit", "sam"}
+OF_OTHERS |= {"flatscope_app", "flatscope_training"}
 FILE = re.compile(r"^((?:src|tests|docs|benchmarks|examples)/[\w./-]+)$")
 
 
@@ -39,10 +44,22 @@ def names(text: str) -> Iterator[str]:
     yield from SPAN.findall(re.sub(r"```.*?```", "", text, flags=re.DOTALL))
 
 
+@functools.cache
+def words_of_code() -> frozenset[str]:
+    """Words of the source, tests, tools and examples."""
+    folders = ("src", "tests", "docs/generate", "benchmarks", "examples")
+    files = [path for folder in folders for path in (ROOT / folder).rglob("*") if path.suffix in CODE]
+    files = [path for path in files if path != Path(__file__)]
+    texts = (path.read_text(encoding="utf-8") for path in (*files, ROOT / "Makefile", ROOT / "pyproject.toml"))
+    return frozenset(word for text in texts for word in re.findall(r"[A-Za-z_]\w*", text))
+
+
 def missing(span: str) -> str:
     """The part of a dotted name or path that does not exist; nothing where all of it does."""
     if path := FILE.match(span):
         return "" if any(ROOT.glob(path[1].rstrip("/"))) else path[1]
+    if bare := BARE.match(span):
+        return "" if bare[1] in words_of_code() | OF_OTHERS else bare[1]
     dotted = DOTTED.match(span)
     if dotted is None:
         return ""
@@ -79,3 +96,5 @@ def test_a_name_that_does_not_exist_is_noticed() -> None:
     assert missing("flatscope.live.Recorder") == "flatscope.live"
     assert missing("src/flatscope/nowhere.py") == "src/flatscope/nowhere.py"
     assert list(names("a `b` and\n```py\n`c`\n```")) == ["b"]
+    assert missing("deliver_it(frame)") == missing("@deliver_it") == "deliver_it"
+    assert missing("write_and_show_result") == missing("@each_trial(…)") == ""
