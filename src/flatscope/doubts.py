@@ -67,7 +67,7 @@ def _accuracy_with_shifted_classes(ctx: Context, step: int) -> float:
     return right / ctx.problem.n_train
 
 
-def remark_on_wrong_gradient(ctx: Context) -> None:
+def remark_on_detached_values(ctx: Context) -> None:
     """Remark where values are held back from the gradient, so that it is not that of the function."""
     try:
         held = _operations_without_gradient(ctx.structure.program)

@@ -57,12 +57,12 @@ class Overlap:
 
     @classmethod
     def from_meta(cls, meta: Mapping[str, Any]) -> Self | None:
-        """What a comparison stored; None where nobody looked."""
+        """Overlap that a comparison stored; None where nobody looked."""
         return cls(**meta["overlap"]) if meta.get("overlap") else None
 
 
 def overlap_of(train: Sequence[bytes], test: Sequence[bytes], whole: int) -> Overlap:
-    """How many of the test samples are training samples.
+    """Number of test samples that are training samples too.
 
     Args:
         train: hashes of the inputs of the training samples.

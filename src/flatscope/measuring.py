@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from flatscope.context import Context, Effort, make_effort
-from flatscope.doubts import remark_on_fit, remark_on_wrong_gradient
+from flatscope.doubts import remark_on_detached_values, remark_on_fit
 from flatscope.errors import (
     FlatscopeError,
     InputError,
@@ -239,7 +239,7 @@ def _remark_on_network(ctx: Context) -> None:
         with ctx.charged_to_nobody():
             remark_on_fit(ctx)
             if any(ctx.passes[name] for name in ctx.passes if name != "forward"):
-                remark_on_wrong_gradient(ctx)
+                remark_on_detached_values(ctx)
 
 
 def _network_facts(ctx: Context) -> Row:

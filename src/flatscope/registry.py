@@ -347,7 +347,7 @@ def unknown_name(name: str, known: Mapping[str, Declaration], kind: str) -> Unkn
 
 
 def _as_option(name: str, known: Mapping[str, Declaration]) -> str:
-    """How to get what an option of a measure gives, where a name ends in a word that the option may be."""
+    """Measure with an option in place of an unknown name that ends in a word of that option, and how to ask for it."""
     options, fix = list[str](), ""
     for entry in known.values():
         for option, parameter in inspect.signature(entry.function).parameters.items():

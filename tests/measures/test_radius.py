@@ -14,7 +14,12 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import flatscope as fs
 from flatscope.inputs.loading import load
-from flatscope.measures.lines import Lines, layers_before_any_moved_weight, lines_at_once, moved_parameters
+from flatscope.measures.losses_along_lines import (
+    LossesAlongLines,
+    layers_linear_in_radius,
+    lines_at_once,
+    moved_parameters,
+)
 from flatscope.measures.radius import drawn_radii, unit_normals
 from flatscope.training.label_noise import random_labels
 from flatscope.training.loop import TrainConfig, train
@@ -148,7 +153,7 @@ def test_the_mask_of_the_top_layer_touches_nothing_else() -> None:
     assert moved_parameters(ctx, "top") == ("fc2.weight", "fc2.bias")
     assert moved_parameters(ctx, ("conv1", "fc1")) == ("conv1.weight", "conv1.bias", "fc1.weight", "fc1.bias")
     assert set(moved_parameters(ctx, None)) == set(ctx.trainable)
-    ahead = layers_before_any_moved_weight(ctx, moved=moved_parameters(ctx, "top"))
+    ahead = layers_linear_in_radius(ctx, moved=moved_parameters(ctx, "top"))
     assert ahead.is_output
     with pytest.raises(fs.InputError, match="layer: expected a known layer"):
         moved_parameters(ctx, "fc9")
@@ -177,8 +182,8 @@ def test_answers_from_memory_are_those_of_the_network(build, layers, objective: 
         for r, i in zip(radii.tolist(), which.tolist(), strict=True)
     ]
     for cached in (True, False):
-        lines = Lines(ctx, drawn, objective, cached=cached)
-        assert lines.cached == cached
+        lines = LossesAlongLines(ctx, drawn, objective, keep_responses=cached)
+        assert lines.keeps_responses == cached
         assert torch.allclose(lines.values(radii, which), torch.tensor(expected, dtype=torch.float64), atol=1e-12)
 
 
@@ -213,8 +218,8 @@ def test_unusual_networks_are_evaluated_right(model: nn.Module, cached: bool) ->
     x = torch.randn(9, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     ctx = fs.Context(fs.Problem(model, train=(x, torch.arange(9) % 3)))
     [drawn] = unit_normals(ctx, tuple(ctx.trainable), 2)
-    lines = Lines(ctx, drawn)
-    assert lines.cached == cached
+    lines = LossesAlongLines(ctx, drawn)
+    assert lines.keeps_responses == cached
     point = {n: ctx.params[n] + 1.5 * v[1] for n, v in drawn.items()}
     found = lines.values(torch.tensor([1.5], dtype=torch.float64), torch.tensor([1]))
     assert float(found) == pytest.approx(ctx.at(point).scores().loss, rel=1e-12)
@@ -236,8 +241,8 @@ def test_directions_do_not_depend_on_how_many_fit_in_memory(monkeypatch: pytest.
     assert lines_at_once(ctx, tuple(ctx.trainable)) > 10
     monkeypatch.setattr("flatscope.measures.radius.lines_at_once", lambda *_: 3)
     assert torch.allclose(flatness_radii(ctx, directions=10), whole, rtol=1e-9)
-    monkeypatch.setattr("flatscope.measures.lines.STACK_BYTES", 1)  # nothing is kept
-    monkeypatch.setattr("flatscope.measures.lines.KEPT_BYTES", 1)
+    monkeypatch.setattr("flatscope.measures.losses_along_lines.STACK_BYTES", 1)  # nothing is kept
+    monkeypatch.setattr("flatscope.measures.losses_along_lines.KEPT_BYTES", 1)
     assert torch.allclose(flatness_radii(ctx, directions=10), whole, rtol=1e-9)
 
 

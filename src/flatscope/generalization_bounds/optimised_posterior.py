@@ -87,7 +87,7 @@ def surrogate_loss(outputs: Tensor, targets: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Training:
-    """How the weights of the prior and the posterior are trained."""
+    """Settings of the training of the prior and of the posterior."""
 
     steps: int
     batch: int
@@ -215,7 +215,7 @@ def _has_stopped_falling(objectives: list[float], part: int) -> bool:
 
 
 def _share_of_time_spent(ctx: Context, share: float) -> Callable[[], float]:
-    """How much of this share of the time left is over, the same on every rank; always 0 where there is no deadline."""
+    """Fraction spent of this share of the time left, the same on every rank; 0 where there is no deadline."""
     begun, deadline, ranks = time.monotonic(), ctx.effort.deadline, ctx.problem.ranks
     if deadline is None:
         return lambda: 0.0

@@ -32,7 +32,7 @@ PRIOR_SIGMAS = tuple(10 ** (k / 10) for k in range(-50, 11))
 
 
 def complexity_term(kl: float, n: int, delta: float, form: str = "eq5") -> float:
-    """What a PAC-Bayes bound adds to the training error of the perturbed network.
+    """Complexity term that a PAC-Bayes bound adds to the training error of the perturbed network.
 
     Args:
         kl: divergence of the perturbed weights from the prior.
@@ -194,7 +194,7 @@ def flip_constant_corrected(width: int, delta: float) -> float:
 
 @dataclass(frozen=True)
 class TheoremConstants:
-    """What the theorem needs to know of a network."""
+    """Constants of a network that stand in the theorem."""
 
     widths: tuple[int, ...]  # h_0 … h_d
     norms: tuple[float, ...]  # ‖W_i‖_F

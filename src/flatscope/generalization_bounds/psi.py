@@ -36,7 +36,7 @@ _of_ball = partial(bound, paper="yi2019", invariant_under=PATH_SYMMETRIES, cost=
 
 @dataclass(frozen=True)
 class PathSpread:
-    """What Theorem 5.1 needs to know of the path values: the largest and the smallest absolute one, as logarithms."""
+    """Logarithms of the largest and the smallest absolute path value, which stand in Theorem 5.1."""
 
     log_sup: float
     log_inf: float

@@ -48,7 +48,7 @@ def log_price_of_prior_variance(index: float, n: int, delta: float) -> float:
 def certified_error(
     error: float, draws: int, kl: float, index: int, n: int, delta: float, sampling_delta: float
 ) -> float:
-    """What the expected error of a stochastic classifier exceeds with a chance of delta + sampling_delta at most.
+    """Upper bound on the expected error of a stochastic classifier; it fails with a chance of delta + sampling_delta.
 
     Args:
         error: mean error of the draws on the samples.

@@ -10,7 +10,11 @@ from torch import Tensor
 
 from flatscope.context import Context, sample_margins
 from flatscope.landscapes.directions import Plane
-from flatscope.measures.lines import answered_forward, layer_responses_along_directions, layers_before_any_moved_weight
+from flatscope.measures.losses_along_lines import (
+    forward_with_known_responses,
+    layer_responses_along_directions,
+    layers_linear_in_radius,
+)
 from flatscope.params import Params, count_scalars, vectorised_over_points
 from flatscope.perturbation import FEW_SAMPLES, can_stack_weights
 from flatscope.problem import DEFAULT_BATCH
@@ -72,7 +76,7 @@ class ReplayedPoints:
         params = {**self._ctx.params, **self._weights}
         for begun, (inputs, targets, known) in zip(self._begun, self._batches, strict=True):
             answers = {name: torch.addcmul(begun[name], parts[-1], self._last) for name, parts in known.items()}
-            outputs = answered_forward(self._ctx, inputs, params, answers)
+            outputs = forward_with_known_responses(self._ctx, inputs, params, answers)
             self._totals[0] += problem.loss(outputs, targets).double().sum()
             if problem.classification:
                 self._totals[1] += (~(sample_margins(outputs, targets) > 0)).double().sum()  # NaN is wrong
@@ -99,7 +103,7 @@ class GridLosses:
         self._n = ctx.problem.part(part).n
         self._on_cpu = ctx.problem.device.type == "cpu"
         # On a straight plane the response of a layer that reads nothing which moves is affine in the coordinates.
-        ahead = ctx.cached(layers_before_any_moved_weight, moved=plane.names).layers
+        ahead = ctx.cached(layers_linear_in_radius, moved=plane.names).layers
         self._layers = tuple(pair for pair in ahead if all(name is None or name in plane.straight for name in pair))
         moving = {name for pair in self._layers for name in pair if name}
         self._directions = {name: torch.stack(plane.straight[name][1:]).to(ctx.problem.dtype) for name in moving}
@@ -168,7 +172,7 @@ class GridLosses:
             last = float(point[-1])
             answers = {name: torch.add(begun[name], parts[-1], alpha=last) for name, parts in known.items()}
             params = {**self._ctx.params, **{name: value[i] for name, value in weights.items()}}
-            outputs.append(answered_forward(self._ctx, inputs, params, answers))
+            outputs.append(forward_with_known_responses(self._ctx, inputs, params, answers))
         return torch.stack(outputs)
 
     def _losses_on_stacked_points(self, weights: Params, points: Tensor, inputs: Inputs, known: Responses) -> Tensor:
@@ -179,7 +183,7 @@ class GridLosses:
             answers[name] = begun + last.reshape(-1, *[1] * begun.ndim) * parts[-1]
 
         def outputs(point: Params, answered: Params) -> Tensor:
-            return answered_forward(self._ctx, inputs, {**self._ctx.params, **point}, answered)
+            return forward_with_known_responses(self._ctx, inputs, {**self._ctx.params, **point}, answered)
 
         result: Tensor = vectorised_over_points(outputs, weights, answers)
         return result

@@ -106,7 +106,7 @@ def _jackknife_covariance(one: Tensor, others: Tensor) -> Tensor:
 
 
 def batch_factor(n: int, batch: int, replacement: bool) -> float:
-    """What the covariance of a mini-batch is of that of a single sample: 1/b, or (n − b) / (b (n − 1))."""
+    """Covariance of a mini-batch gradient over that of a single sample: 1/b, or (n − b) / (b (n − 1))."""
     if batch < 1 or (not replacement and batch > n):
         most = "" if replacement else f" and at most {n}"
         raise InputError(f"a batch of at least 1{most}", str(batch), where="batch")
@@ -189,7 +189,7 @@ def sample_gradients(ctx: Context, names: Sequence[str] | None = None) -> Iterat
 
 
 def can_vectorise_sample_gradients(ctx: Context) -> bool:
-    """Whether all per-sample gradients come from one call; tried on two samples and compared with one by one."""
+    """True if all per-sample gradients come from one call; tried on two samples and compared with one by one."""
     inputs, targets = next(iter(ctx.batches(size=2)))
     ways = (
         partial(run, ctx, ctx.trainable, inputs, targets)

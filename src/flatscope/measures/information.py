@@ -172,7 +172,7 @@ def _trace_of_noise_over_curvature(values: Tensor, noise: Tensor, damping: float
 
 
 def _rounding_of_zero_eigenvalue(values: Tensor) -> float:
-    """What rounding may make of an eigenvalue that is zero."""
+    """Largest value that rounding may give an eigenvalue that is zero."""
     return 10 * len(values) * torch.finfo(torch.float64).eps * float(values.abs().max())
 
 

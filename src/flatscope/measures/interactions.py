@@ -232,7 +232,7 @@ def largest_slope_of_distribution(sizes: Tensor, floor: float) -> Tensor:
     "remark; Figure 5 divides by the mean row norm instead, without D",
 )
 def condition_c3(ctx: Context, *, reading: Reading = "condition", samples: int = 100) -> dict[str, Value]:
-    """How much the largest row of a layer's weight exceeds the others; worst sample, and worst layer.
+    """Ratio of the largest row of a layer's weight to the others; of the worst sample, and of the worst layer.
 
     Args:
         reading: "condition": the largest row norm over ‖D_iW_i‖_F / √h_i; "figure": over the mean row norm.

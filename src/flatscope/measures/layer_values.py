@@ -108,7 +108,7 @@ def _with_precision_remark(ctx: Context, value: Value, precision: float | None, 
 def _products_for_uncovered_parameters(
     ctx: Context, covered: Curvature, quantity: str, precision: float | None, most_products: int, wanted: Iterable[str]
 ) -> DiagonalSums:
-    """What products give of a quantity, where something was left out."""
+    """Share of a quantity from products, for parameters that the columns left out."""
     if not any(name in covered.not_covered for name in wanted):
         return DiagonalSums()
     options = {} if precision is None or precision == ctx.effort.precision else {"precision": precision}
@@ -147,13 +147,13 @@ def _trace_by_whole_products(ctx: Context, precision: float, most_products: int)
 
 
 def _products_in_words(sums: DiagonalSums, tensors: int, why: str) -> str:
-    """How products gave a part of the trace."""
+    """Remark on how products gave a share of the trace."""
     ways = f"products, one for each of {sums.directions:,} directions" if sums.exact else f"{sums.products} products"
     return f"{numbered(tensors, 'parameter tensor')} by {ways}: {why}"
 
 
 def remark_on_derived_weight(ctx: Context, weight: str) -> str:
-    """What a weight is computed from, where its values are those of no parameter; empty for parameters."""
+    """Remark on what a derived weight is computed from; empty for a parameter."""
     params = made_of(ctx.problem.model).get(weight)
     return f"of the weight that is computed from {first_of_names(list(params), MOST_PARTS)}" if params else ""
 
@@ -231,5 +231,5 @@ def shared_reason(values: dict[str, Value]) -> str:
 
 
 def all_layers_exact(values: dict[str, Value]) -> bool:
-    """Whether no layer was estimated."""
+    """True if no layer was estimated."""
     return all(value.exact is not False for value in values.values())

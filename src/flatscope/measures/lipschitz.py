@@ -226,7 +226,7 @@ def _layer_norm(ctx: Context, layer: Layer, recorded: list[LayerUse[Slot]]) -> f
 
 
 def _has_larger_input(other: tuple[tuple[int, ...], Any], use: tuple[tuple[int, ...], Any]) -> bool:
-    """Whether another use of the same layer is on a larger input."""
+    """True if another use of the same layer is on a larger input."""
     larger = all(more >= size for more, size in zip(other[0], use[0], strict=True))
     return larger and other[0] != use[0] and other[1] == use[1]
 

@@ -75,7 +75,7 @@ def as_shallow(ctx: Context) -> Shallow | None:
 
 
 def _matrices_agree_with_network(ctx: Context, network: Shallow) -> bool:
-    """Whether the matrices give what the network itself gives on some inputs."""
+    """True if the matrices give what the network itself gives on some inputs."""
     inputs = ctx.problem.example(8)
     assert isinstance(inputs, Tensor)
     with torch.no_grad():

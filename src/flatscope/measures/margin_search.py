@@ -222,7 +222,7 @@ def _slide_along_decision_boundary(network: Network, nearest: Nearest, y: Tensor
 
 
 def _turn_corner(network: Network, nearest: Nearest, y: Tensor) -> None:
-    """Where faces of the boundary meet: the foot of x on all planes seen lately, each new point adding its own.
+    """Foot of x where faces of the boundary meet: on all planes seen lately, each new point adding its own.
 
     Where the inputs of the other class are convex near by, all of them lie behind every such plane, and the first foot
     that has changed class is the nearest of all.

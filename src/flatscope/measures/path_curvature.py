@@ -248,7 +248,7 @@ class ScalingEdges:
         )
 
     def holds(self, name: str) -> bool:
-        """Whether this is the weight of a layer that has values."""
+        """True if this is the weight of a layer that has values."""
         return name in self._layers
 
 

@@ -48,7 +48,7 @@ MOST_ROUNDS = 50  # of as many steps as were asked for, until a weak γ has pull
 
 @dataclass(frozen=True)
 class PosteriorChains:
-    """What Langevin chains around the weights have seen of the loss."""
+    """Losses that Langevin chains around the weights have visited."""
 
     halves: Tensor  # mean rise of the loss over the third and the last quarter of each chain, (chains, 2)
     tempered: float  # nβ = n / log n
@@ -73,7 +73,7 @@ class PosteriorChains:
         return math.hypot(self.tempered * _standard_error_over_chains(self.rises), self.heat)
 
     def remark(self) -> str:
-        """How many chains, and what speaks against them."""
+        """Number of chains, and what speaks against them."""
         n, moved = len(self.halves), self.halves[:, 1] - self.halves[:, 0]
         parts = [f"{n} chains of {self.steps:,} steps"]
         if self.batch is not None:
@@ -158,7 +158,7 @@ class _Langevin:
         return random_normal(self.ctx, self.noise, self.ctx.trainable, self.chains)
 
     def take(self, size: int) -> None:
-        """So many samples for each step from now on; all of them where that is half of them."""
+        """Set the number of samples of a step; all of them where that is half of them or more."""
         self.size = None if 2 * size >= self.ctx.problem.n_train else 2 * math.ceil(size / 2)
         self.batches = self._batches_of_step()
 
@@ -272,7 +272,7 @@ def losses_and_gradients_of_chains(
 
 
 def can_stack_weights_and_samples(ctx: Context) -> bool:
-    """Whether the network runs on stacked weights and stacked samples; tried on two and compared with one by one."""
+    """True if the network runs on stacked weights and stacked samples; tried on two and compared with one by one."""
     inputs, targets = next(iter(ctx.batches(size=2)))
     if len(targets) < 2:
         return False

@@ -152,7 +152,7 @@ def _sampled_trace(
     known: tuple[float, float],
     few: int | None = None,
 ) -> tuple[DiagonalSums, float, float]:
-    """How the trace of a matrix, which is added to what is known with some error, was found; its value and error."""
+    """Estimate a trace that is added to a sum with an error of its own: the estimate, its value, its error."""
     asked = Asked(precision, most_products, {TRACE: known}, time_limit(ctx), few)
     sums = diagonal_sums(DiagonalQuantities(matrix), Signs(ctx.seed, "psi_trace"), asked, ctx.effort.limits)
     value, error = (float(part.get(TRACE, 0.0)) for part in (sums.values, sums.stderrs))
@@ -160,7 +160,7 @@ def _sampled_trace(
 
 
 def _end_of_draws_in_words(sums: DiagonalSums, wanted: float, why: str = "") -> str:
-    """How draws ended."""
+    """Words on how the draws ended."""
     ways = "products, one for each" if sums.exact else f"{sums.products} products"
     return ways + why + (f"; asked for {wanted:.2g} relative ({sums.missed})" if sums.missed else "")
 
@@ -247,7 +247,7 @@ def psi_expected(
     draws: int = 100,
     law: str = "ball",
 ) -> Value:
-    """How far the training loss changes on average when the path values are perturbed at random.
+    """Mean change of the training loss when the path values are perturbed at random.
 
     The loss grows like 1/distance near the poles of the inverse, where P(u) S(u) = 0, and a Gaussian has mass there:
     its expectation is infinite as soon as one sample is misclassified in the direction of growth, and a Monte-Carlo

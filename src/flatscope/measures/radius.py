@@ -12,7 +12,7 @@ from torch import Tensor
 from flatscope.ascents import unit_directions
 from flatscope.context import Context
 from flatscope.errors import InputError, refuse_unless_whole
-from flatscope.measures.lines import Lines, checked_objective, lines_at_once, moved_parameters
+from flatscope.measures.losses_along_lines import LossesAlongLines, checked_objective, lines_at_once, moved_parameters
 from flatscope.params import Params, count_scalars, norm
 from flatscope.perturbation import measure_of_moves
 from flatscope.registry import Value
@@ -113,7 +113,7 @@ def drawn_radii(
 
     def radii() -> Iterator[Tensor]:
         for stacked in unit_normals(ctx, moved, directions, ctx.effort.limits.first_look if precision else BLOCK):
-            search = _Search(Lines(ctx, stacked, objective), epsilon, limit, tolerance)
+            search = _Search(LossesAlongLines(ctx, stacked, objective), epsilon, limit, tolerance)
             yield search.first() if kind == "first" else search.last()
 
     return draw_until_precise(ctx, radii(), directions, precision)
@@ -143,7 +143,7 @@ def unit_normals(ctx: Context, moved: tuple[str, ...], directions: int, together
 class _Search:
     """Crossings of |L(w + rδ) − L(w)| = ε on several lines at once, each line with radii of its own."""
 
-    def __init__(self, lines: Lines, epsilon: float, limit: float, tolerance: float) -> None:
+    def __init__(self, lines: LossesAlongLines, epsilon: float, limit: float, tolerance: float) -> None:
         self.lines, self.epsilon, self.limit, self.tolerance = lines, epsilon, limit, tolerance
         self.k = len(next(iter(lines.directions.values())))
         scale = norm({name: lines.ctx.params[name] for name in lines.directions}) or 1.0

@@ -202,7 +202,7 @@ def _noise_of_samples(ctx: Context, x: Tensor, draws: int, first: int) -> Tensor
     "activation patterns",
 )
 def input_sensitivity(ctx: Context) -> Value:
-    """How steeply the outputs depend on each input, and its bound by how steeply they depend on the first layer.
+    """Norm of the outputs' Jacobian at each input, and its bound by the Jacobian at the first layer's weight.
 
     With G = ∂f/∂W₁ = s xᵀ for a first layer that is dense on the input itself, ∂f/∂x = W₁ᵀ G x / ‖x‖² exactly. A
     convolution sums s uᵀ over its patches, and that sum can vanish where ∂f/∂x does not: no such bound there.

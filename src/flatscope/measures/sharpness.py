@@ -98,7 +98,7 @@ def _signed_top_direction(ctx: Context, climb: Move) -> Params:
     conventions="all trainable parameters, biases included; u has mean 0 and covariance σ²I whatever its law",
 )
 def expected_flatness(ctx: Context, *, sigma: float = 0.01, draws: int = 100, law: str = "gaussian") -> Value:
-    r"""How far the training loss changes on average when the weights are perturbed at random.
+    r"""Mean change of the training loss when the weights are perturbed at random.
 
     Every draw is evaluated on the full training set, and comes with its mirror image −u, which has the same law:
     the first-order term cancels and the standard error is that of the curvature alone. Where the loss is quadratic

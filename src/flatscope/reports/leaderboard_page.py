@@ -118,7 +118,7 @@ def _own_measures_in_words(board: Leaderboard, ranked: Sequence[str]) -> list[st
         if own in ranked:
             psi = score_number(board.mean(own, "psi"))
             place = f"place {ranked.index(own) + 1} of {len(ranked)}, Ψ = {psi}"
-            sentences.append(f"{own}: {place}.{_verdict_beside_chance(board, own)}")
+            sentences.append(f"{own}: {place}.{_better_than_random_numbers_in_words(board, own)}")
         else:
             sentences.append(f"{own}: no score.")
         if pairs := board.meta.get("pairs", {}).get(own):
@@ -134,7 +134,7 @@ def _ranked_pairs_in_words(board: Leaderboard) -> list[str]:
     return [f"For two trainings of one architecture: {'; '.join(records)}."] if names else []
 
 
-def _verdict_beside_chance(board: Leaderboard, name: str) -> str:
+def _better_than_random_numbers_in_words(board: Leaderboard, name: str) -> str:
     """Verdict on whether a measure ranks networks better than random numbers, with its intervals."""
     signs = {_sign_of_clear_score(board, name, *key) for key in board.populations}
     answer = {1.0: "yes", -1.0: "no, worse"}.get(signs.pop(), "not clear") if len(signs) == 1 else "not clear"

@@ -131,7 +131,7 @@ def table(
     invariances: Sequence[str] = (),
     tall: bool = False,
 ) -> Markup:
-    """Table of the page: it scrolls within its frame, and sorts and filters where it is told how.
+    """Table in a frame that scrolls; it sorts where `sorts` says how, and filters where it has an `id_`.
 
     Args:
         label: what it shows, for those who do not see it.
@@ -170,7 +170,7 @@ def _table_cell(cell: object, tag: str) -> Markup:
 
 
 def _table_filter(id_: str, *, by_invariance: bool) -> Markup:
-    """What filters the rows of a table; hidden until the script of the page shows it."""
+    """Search field that filters a table's rows; hidden until the script of the page shows it."""
     field = element(
         "input", type="search", placeholder="name, paper", autocomplete="off", spellcheck="false", aria_controls=id_
     )

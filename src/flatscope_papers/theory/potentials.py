@@ -38,7 +38,7 @@ class Potential(Protocol):
         """∇U, (chains, d)."""
 
     def in_flat(self, points: Tensor) -> Tensor:
-        """Whether a point belongs to the flatter minimum, (chains,)."""
+        """True if a point belongs to the flatter minimum, (chains,)."""
 
     def project(self, points: Tensor) -> Tensor:
         """The points as points of the space, which may be a torus in some directions."""
@@ -103,7 +103,7 @@ class TwoBasins:
         return squared / self.radii[0] ** 2, squared.add_(towards).clamp_min_(0).div_(self.radii[1] ** 2)
 
     def in_flat(self, points: Tensor) -> Tensor:
-        """Whether the wide ball's part of U is the smaller one."""
+        """True if the wide ball's part of U is the smaller one."""
         narrow, wide = self._ratios(points)
         return wide < narrow
 
@@ -193,7 +193,7 @@ class ValleyAndPoint:
         return result
 
     def in_flat(self, points: Tensor) -> Tensor:
-        """Whether the valley's part of U is the smaller one."""
+        """True if the valley's part of U is the smaller one."""
         sideways = points[:, 1:].square().sum(1).div_(2 * (self.valley - self.point))
         return sideways.add_(points[:, 0]) > (self.valley + self.point) / 2
 

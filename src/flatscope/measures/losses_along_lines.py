@@ -33,7 +33,7 @@ FEW = 8  # samples on which two ways of computing are compared
 
 
 @dataclass(frozen=True)
-class Ahead:
+class LinearLayers:
     """The layers whose input no moved weight precedes."""
 
     layers: Layers  # (weight, bias or None) by name
@@ -42,8 +42,8 @@ class Ahead:
 
 
 @dataclass(frozen=True)
-class _Known:
-    """One batch, and what the layers ahead answer on it: z₀, and z₁ of each line (k, ...)."""
+class _BatchResponses:
+    """One batch, and what the linear layers answer on it: z₀, and z₁ of each line (k, ...)."""
 
     inputs: Inputs
     targets: Tensor
@@ -51,37 +51,41 @@ class _Known:
     along: Params
 
 
-class Lines:
+class LossesAlongLines:
     """The objective at w + rδ, for stacked directions δ and a radius of its own for each.
 
     Args:
         ctx: the point w; its pass counter is charged.
         directions: stacked (k, *shape), the moved parameters alone.
         objective: "loss": mean training loss; "error": fraction of training samples not classified right.
-        cached: whether to keep the answers of the layers ahead where they fit into memory.
+        keep_responses: whether to keep the answers of the linear layers where they fit into memory.
     """
 
-    def __init__(self, ctx: Context, directions: Params, objective: str = "loss", *, cached: bool = True) -> None:
+    def __init__(
+        self, ctx: Context, directions: Params, objective: str = "loss", *, keep_responses: bool = True
+    ) -> None:
         self.ctx, self.objective = ctx, checked_objective(ctx, objective)
         self.directions = {name: value.to(ctx.params[name]) for name, value in directions.items()}
-        self._ahead = (
-            ctx.cached(layers_before_any_moved_weight, moved=tuple(directions)) if cached else Ahead((), 0, False)
+        self._linear = (
+            ctx.cached(layers_linear_in_radius, moved=tuple(directions))
+            if keep_responses
+            else LinearLayers((), 0, False)
         )
-        self._stacked, self._batches = False, list[_Known]()
-        if self._ahead.layers and _fits_into_memory(ctx, self._ahead):
+        self._stacked, self._batches = False, list[_BatchResponses]()
+        if self._linear.layers and _fits_into_memory(ctx, self._linear):
             self._batches = list(self._known_batches())
             ctx.charge_passes("forward", ctx.problem.n_train)
             if not self._known_responses_agree():
                 self._batches = []  # a weight is used in a way that was not seen
         if not self._batches:
-            self._ahead = Ahead((), 0, False)
+            self._linear = LinearLayers((), 0, False)
         self._stacked = (
             ctx.problem.device.type != "cpu" or ctx.problem.n_train <= FEW_SAMPLES
         ) and self._can_stack_lines()
 
     @property
-    def cached(self) -> bool:
-        """Whether any layer is answered from memory."""
+    def keeps_responses(self) -> bool:
+        """True if the responses of any layer are kept in memory."""
         return bool(self._batches)
 
     def values(self, radii: Tensor, which: Tensor | None = None) -> Tensor:
@@ -102,27 +106,27 @@ class Lines:
         each = torch.finfo(self.ctx.problem.dtype).bits // 8 * max(1, activations(self.ctx))
         return max(1, _memory_budget(self.ctx) // (2 * each * k))
 
-    def _plain_batches(self, k: int) -> Iterator[_Known]:
+    def _plain_batches(self, k: int) -> Iterator[_BatchResponses]:
         size = min(self.ctx.problem.batch_size, self._samples_at_once(k)) if self._stacked else None
-        return (_Known(inputs, targets, {}, {}) for inputs, targets in self.ctx.share(size=size))
+        return (_BatchResponses(inputs, targets, {}, {}) for inputs, targets in self.ctx.share(size=size))
 
-    def _known_batches(self) -> Iterator[_Known]:
-        """One pass that keeps the data, since a loader may shuffle, and the answers of the layers ahead."""
+    def _known_batches(self) -> Iterator[_BatchResponses]:
+        """One pass that keeps the data, since a loader may shuffle, and the answers of the linear layers."""
         step = batch_size(self.ctx)
         size = step if self.ctx.problem.device.type == "cpu" else self.ctx.problem.n_train  # one call for all samples
         with torch.no_grad():
             for inputs, targets in self.ctx.share(size=size):
                 pieces = [
                     layer_responses_along_directions(
-                        self.ctx, self._ahead.layers, self.directions, slice_inputs(inputs, start, start + step)
+                        self.ctx, self._linear.layers, self.directions, slice_inputs(inputs, start, start + step)
                     )
                     for start in range(0, len(targets), step)
                 ]
                 at_zero, along = zip(*pieces, strict=True)
-                yield _Known(inputs, targets, _joined_stacks(at_zero, dim=0), _joined_stacks(along, dim=1))
+                yield _BatchResponses(inputs, targets, _joined_stacks(at_zero, dim=0), _joined_stacks(along, dim=1))
 
     def _known_responses_agree(self) -> bool:
-        """Whether memory and network say the same: on the first samples, a step along the first line."""
+        """True if memory and network say the same: on the first samples, a step along the first line."""
         first, (along, rest) = self._batches[0], self._responses_of_lines(self._batches[0], 0)
         with torch.no_grad():
             remembered = self._outputs_of_moved_network(first, slice(0, FEW), 1.0, along, rest)
@@ -131,7 +135,7 @@ class Lines:
         return agree_to_rounding(self.ctx, remembered, run)
 
     def _can_stack_lines(self) -> bool:
-        """Whether stacked networks give what they give one by one: on the first samples, along the first two lines."""
+        """True if stacked networks give what they give one by one: on the first samples, along the first two lines."""
         first = self._batches[0] if self._batches else next(self._plain_batches(1))
         lines = torch.arange(min(2, len(next(iter(self.directions.values())))))
         sums = partial(
@@ -140,7 +144,9 @@ class Lines:
         with torch.no_grad():
             return stacked_call_agrees(self.ctx, lambda: [sums(stacked=True)], lambda: [sums(stacked=False)])
 
-    def _summed_objectives(self, known: _Known, part: slice, lines: Tensor, radii: Tensor, *, stacked: bool) -> Tensor:
+    def _summed_objectives(
+        self, known: _BatchResponses, part: slice, lines: Tensor, radii: Tensor, *, stacked: bool
+    ) -> Tensor:
         """Objective of some lines at their radii, summed over a part of a batch: (k,), float64, on the CPU."""
 
         def one(radius: float | Tensor, along: Params, rest: Params) -> Tensor:
@@ -159,27 +165,27 @@ class Lines:
         )
         return sums.cpu()
 
-    def _responses_of_lines(self, known: _Known, line: Any) -> tuple[Params, Params]:
-        """Of one line, or of several stacked: the answers of the layers ahead, and the directions of all else."""
-        answered = {name for pair in self._ahead.layers for name in pair if name}
+    def _responses_of_lines(self, known: _BatchResponses, line: Any) -> tuple[Params, Params]:
+        """Of one line, or of several stacked: the answers of the linear layers, and the directions of all else."""
+        answered = {name for pair in self._linear.layers for name in pair if name}
         rest = {name: value[line] for name, value in self.directions.items() if name not in answered}
         return {name: value[line] for name, value in known.along.items()}, rest
 
     def _outputs_of_moved_network(
-        self, known: _Known, part: slice, radius: float | Tensor, along: Params, rest: Params
+        self, known: _BatchResponses, part: slice, radius: float | Tensor, along: Params, rest: Params
     ) -> Tensor:
         """Outputs of one moved network on a part of a batch."""
         answers = {
             name: _weights_moved_along_direction(zero[part], along[name][part], radius)
             for name, zero in known.at_zero.items()
         }
-        if self._ahead.is_output:
+        if self._linear.is_output:
             return next(iter(answers.values()))
         point = {
             name: _weights_moved_along_direction(self.ctx.params[name], value, radius) for name, value in rest.items()
         }
         inputs = slice_inputs(known.inputs, part.start, part.stop)
-        return answered_forward(self.ctx, inputs, {**self.ctx.params, **point}, answers)
+        return forward_with_known_responses(self.ctx, inputs, {**self.ctx.params, **point}, answers)
 
 
 def _weights_moved_along_direction(start: Tensor, direction: Tensor, radius: float | Tensor) -> Tensor:
@@ -192,7 +198,7 @@ def _joined_stacks(pieces: Sequence[Params], dim: int) -> Params:
     return {name: torch.cat([piece[name] for piece in pieces], dim=dim) for name in pieces[0]}
 
 
-def answered_forward(ctx: Context, inputs: Inputs, params: Params, answers: Params) -> Tensor:
+def forward_with_known_responses(ctx: Context, inputs: Inputs, params: Params, answers: Params) -> Tensor:
     """Outputs at `params`, with the outputs of some layers, by the names of their weights, known beforehand."""
     if not answers:
         return ctx.forward(inputs, params)
@@ -208,13 +214,13 @@ def answered_forward(ctx: Context, inputs: Inputs, params: Params, answers: Para
 def layer_responses_along_directions(
     ctx: Context, layers: Layers, directions: Params, inputs: Inputs
 ) -> tuple[Params, Params]:
-    """What layers answer on a batch at w, and with each of the stacked directions as weights (k, n, ...), by weight."""
+    """Outputs of layers on a batch at w, and with each stacked direction as weights (k, n, ...), by weight."""
     asked = {id(ctx.params[weight]): (weight, bias) for weight, bias in layers}
     at_zero: Params = {}
     along: Params = {}
 
     def direction(name: str | None, line: int) -> Tensor | None:
-        """What is added to a parameter per unit of radius; nothing where it stands still."""
+        """Change of a parameter per unit of radius; None where it does not move."""
         if name is None:
             return None
         return directions[name][line] if name in directions else torch.zeros_like(ctx.params[name])
@@ -270,13 +276,13 @@ def moved_parameters(ctx: Context, layers: Any) -> tuple[str, ...]:
 
 def lines_at_once(ctx: Context, moved: tuple[str, ...]) -> int:
     """Lines that may be held together, bounded by the memory of their directions and of what is known of them."""
-    ahead = ctx.cached(layers_before_any_moved_weight, moved=moved)
+    linear = ctx.cached(layers_linear_in_radius, moved=moved)
     size = torch.finfo(ctx.problem.dtype).bits // 8
     each = size * count_scalars(ctx.params[name] for name in moved)
-    return max(1, _memory_budget(ctx) // (each + (ahead.bytes_per_line if _fits_into_memory(ctx, ahead) else 0)))
+    return max(1, _memory_budget(ctx) // (each + (linear.bytes_per_line if _fits_into_memory(ctx, linear) else 0)))
 
 
-def layers_before_any_moved_weight(ctx: Context, *, moved: tuple[str, ...]) -> Ahead:
+def layers_linear_in_radius(ctx: Context, *, moved: tuple[str, ...]) -> LinearLayers:
     """The layers whose answer to w + rδ is known for all r from two evaluations; read off the record."""
     program = ctx.structure.program
     of_layers = [use for use in program.layer_uses() if use.kind != "batchnorm"]
@@ -284,27 +290,27 @@ def layers_before_any_moved_weight(ctx: Context, *, moved: tuple[str, ...]) -> A
         Counter(name for use in of_layers for name in (use.weight, use.bias) if name),
         program.behind(moved),
     )
-    uses = [use for use in of_layers if use.step not in behind and _layer_may_be_ahead(use, moved, counts)]
+    uses = [use for use in of_layers if use.step not in behind and _may_be_linear_in_radius(use, moved, counts)]
     size = torch.finfo(ctx.problem.dtype).bits // 8
     per_sample = sum(torch.Size(use.output_shape[1:]).numel() for use in uses)
     last = len(uses) == 1 and program.output in program.steps[uses[0].step].results
     layers = tuple((use.weight, use.bias if use.bias in moved else None) for use in uses)
-    return Ahead(layers, size * per_sample * ctx.problem.n_train, last)
+    return LinearLayers(layers, size * per_sample * ctx.problem.n_train, last)
 
 
-def _layer_may_be_ahead(use: LayerUse[Slot], moved: tuple[str, ...], counts: Counter[str]) -> bool:
+def _may_be_linear_in_radius(use: LayerUse[Slot], moved: tuple[str, ...], counts: Counter[str]) -> bool:
     moves = use.weight in moved or use.bias in moved
     once = counts[use.weight] == 1 and (use.bias is None or counts[use.bias] == 1)
     return moves and once and not (use.opaque or use.masked or use.kind == "lookup")
 
 
-def _fits_into_memory(ctx: Context, ahead: Ahead) -> bool:
-    """Whether answers and data stay in memory: the data, the answers at w, and those of at least one line."""
+def _fits_into_memory(ctx: Context, linear: LinearLayers) -> bool:
+    """True if answers and data stay in memory: the data, the answers at w, and those of at least one line."""
     inputs = ctx.problem.example(1)
     data = ctx.problem.n_train * sum(part.numel() * part.element_size() for part in tensors_of_inputs(inputs))
-    return data + ahead.bytes_per_line <= max(
+    return data + linear.bytes_per_line <= max(
         KEPT_BYTES, _memory_budget(ctx)
-    ) and ahead.bytes_per_line <= _memory_budget(ctx)
+    ) and linear.bytes_per_line <= _memory_budget(ctx)
 
 
 def _memory_budget(ctx: Context) -> int:
