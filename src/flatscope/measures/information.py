@@ -114,7 +114,7 @@ def takeuchi_trace(
     """
     _check_information_options(damping, steps, draws)
     if way == "ratio":
-        return _ratio_of_traces(ctx, matrix, centred)
+        return _trace_of_noise_over_trace_of_curvature(ctx, matrix, centred)
     p = count_scalars(ctx.trainable.values())
     if p <= ctx.effort.limits.inverted_matrix:
         values, noise = ctx.cached(eigensystem, matrix=matrix), ctx.cached(noise_along, matrix=matrix, centred=centred)
@@ -176,7 +176,7 @@ def _rounding_of_zero_eigenvalue(values: Tensor) -> float:
     return 10 * len(values) * torch.finfo(torch.float64).eps * float(values.abs().max())
 
 
-def _ratio_of_traces(ctx: Context, matrix: str, centred: bool) -> Value:
+def _trace_of_noise_over_trace_of_curvature(ctx: Context, matrix: str, centred: bool) -> Value:
     noise = float(ctx.cached(noise_squares).mean()) + (0.0 if centred else norm(ctx.gradient()) ** 2)
     point = ctx
     if ctx.effort.curvature != matrix:

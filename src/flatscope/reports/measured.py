@@ -61,10 +61,16 @@ class Line(NamedTuple):
     @property
     def invariance(self) -> str:
         """Which rescalings of the same function leave the value alone: all, some, none, or unknown."""
-        return invariance_of_measure(self.entry) if self.kept else "none" if self.entry is not None else "unknown"
+        return (
+            invariance_of_measure(self.entry)
+            if self.symmetries_kept
+            else "none"
+            if self.entry is not None
+            else "unknown"
+        )
 
     @property
-    def kept(self) -> frozenset[str]:
+    def symmetries_kept(self) -> frozenset[str]:
         """Symmetries that leave the value alone; none where a wall keeps units from being rescaled at all."""
         if self.entry is None or any(cell is not None and SCALES_STOP in cell.reason for cell in self.cells):
             return frozenset()

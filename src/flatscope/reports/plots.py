@@ -288,7 +288,7 @@ def legend_above(ax: Axes, columns: int = 2, **look: Any) -> None:
 def figure_fitted_to_page(make: Callable[[], Figure]) -> Callable[[], Figure]:
     """Function that makes a figure in our size, with numbers on its logarithmic axes as the page writes them."""
 
-    def made() -> Figure:
+    def fitted_figure() -> Figure:
         from matplotlib.ticker import FuncFormatter, LogFormatter, NullFormatter
 
         figure = make()
@@ -299,7 +299,7 @@ def figure_fitted_to_page(make: Callable[[], Figure]) -> Callable[[], Figure]:
                 axis.set_minor_formatter(NullFormatter())
         return figure
 
-    return made
+    return fitted_figure
 
 
 def shortened_name(name: str, most: int = 22) -> str:

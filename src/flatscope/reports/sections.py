@@ -103,7 +103,7 @@ def measures_part(tables: Mapping[str, Table], colours: Colours) -> PagePart:
             Cell(_described_measure(line), line.label),
             *(_value_cell(cell) for cell in line.cells),
             Cell(_direction_badge(line.entry), "" if line.entry is None else line.entry.direction, "direction"),
-            Cell(_invariance_badge(line), str(len(line.kept)) if line.entry else "-1", "symmetries"),
+            Cell(_invariance_badge(line), str(len(line.symmetries_kept)) if line.entry else "-1", "symmetries"),
             Cell(*_source_and_sort_key(line.entry), "source"),
         ]
         for line in rows
@@ -172,7 +172,7 @@ def _direction_badge(entry: Declaration | None) -> Markup:
 def _invariance_badge(line: Line) -> Markup:
     if line.entry is None:
         return element("span", "not declared here", class_="quiet")
-    marks = [badge(word, "good", what) for key, (word, what) in SYMMETRIES.items() if key in line.kept]
+    marks = [badge(word, "good", what) for key, (word, what) in SYMMETRIES.items() if key in line.symmetries_kept]
     return Markup(" ").join(marks) if marks else element("span", "nothing", class_="quiet")
 
 

@@ -139,7 +139,7 @@ class _Norm:
     trainable: bool  # whether any of its own parameters is
 
     @property
-    def entering(self) -> Tensor:
+    def input_of_normalisation(self) -> Tensor:
         """Input of the normalisation."""
         given: Tensor = self.call.named(*NORM_ORDER)["input"]
         return given
@@ -234,7 +234,7 @@ def _fold_backward(model: nn.Module, norm: _Norm, uses: _Uses) -> bool:
     """Scale and shift of W x + b go into the layer whose output this BatchNorm alone reads."""
     if uses.only_call(norm.module) is not norm.call:
         return False
-    origin = uses.identity(norm.entering)
+    origin = uses.identity(norm.input_of_normalisation)
     maker = uses.made_by.get(origin)
     if maker is None or len(uses.read_by[origin]) != 1:
         return False
@@ -292,7 +292,11 @@ def _own_layer(model: nn.Module, op: Operation, uses: _Uses, norm: _Norm) -> nn.
         value = layer._parameters.get(name)
         if value is not given.get(name) or (value is not None and len(uses.read_by[id(value)]) != 1):
             return None
-    return layer if norm.entering.ndim == (2 if isinstance(layer, nn.Linear) else layer.weight.ndim) else None
+    return (
+        layer
+        if norm.input_of_normalisation.ndim == (2 if isinstance(layer, nn.Linear) else layer.weight.ndim)
+        else None
+    )
 
 
 def _scale_and_shift_axes(layer: nn.Linear | Convolution) -> tuple[Tensor, Tensor]:
@@ -321,7 +325,7 @@ def _assign_folded_weight(
 
 def _affine_layer(norm: _Norm) -> Convolution:
     """Depthwise 1×1 convolution with the scale and shift of a BatchNorm."""
-    n, n_axes, like = len(norm.scale), norm.entering.ndim, norm.entering.dtype
+    n, n_axes, like = len(norm.scale), norm.input_of_normalisation.ndim, norm.input_of_normalisation.dtype
     kinds: dict[int, type[Convolution]] = {2: ChannelAffine, 3: nn.Conv1d, 4: nn.Conv2d, 5: nn.Conv3d}
     layer = kinds[n_axes](n, n, 1, groups=n, device="meta")  # type: ignore[call-arg, arg-type]
     weight = norm.scale.reshape(n, 1, *[1] * max(n_axes - 2, 1)).to(like)

@@ -87,7 +87,7 @@ class Stack:
         busy = work > BUSY.get(self.device.type, BUSY["cuda"]) and not any(t.noise_temperature for t in self.trials)
         self._together = 1 if busy else len(self.trials)
         # The parts of a step. On a CPU each takes its whole epoch in turn, while its weights are in the cache.
-        parts = list(self._parts(self._together))
+        parts = list(self._slices_of_trials(self._together))
         self._turns = [[part] for part in parts] if self.device.type == "cpu" else [parts]
         sizes = [leaf.numel() for leaf in self.trained.values()]
         self._starts = list(itertools.accumulate(sizes, initial=0))[:-1]  # of each parameter in the vector
@@ -332,7 +332,7 @@ class Stack:
             batch_losses = losses_of_stack(self.network(weights, inputs, training=True), targets, self._loss).mean(1)
         return batch_losses.detach(), torch.autograd.grad(batch_losses.sum(), leaves)
 
-    def _parts(self, together: int) -> Iterator[slice]:
+    def _slices_of_trials(self, together: int) -> Iterator[slice]:
         """Slices of so many trials at once."""
         for start in range(0, len(self.trials), together):
             yield slice(start, start + together)
@@ -358,7 +358,7 @@ class Stack:
         together = max(1, min(self._together, EVALUATED_AT_ONCE[kind] // n))
         most = max(EVALUATION_BATCH, int(EVALUATED_PRODUCTS[kind] // max(1, self.network.products)))
         size = max(1, min(most, EVALUATED_AT_ONCE[kind] // together))
-        for rows in self._parts(together):
+        for rows in self._slices_of_trials(together):
             own = samples.rows(rows)
             for start in range(0, n, size):
                 yield rows, *own.batch(slice(start, start + size), self.network.trials_first)

@@ -102,18 +102,21 @@ class StackedNetwork:
 
     def split(self, folded: Tensor, trials: int) -> Tensor:
         """(trials, samples, ...) of a value inside of the network, which has both in its first axis."""
-        parts = self._parts(folded, trials)
+        parts = self._with_axis_of_trials(folded, trials)
         return parts if self.trials_first else parts.transpose(0, 1)
 
-    def _parts(self, folded: Tensor, trials: int) -> Tensor:
+    def _with_axis_of_trials(self, folded: Tensor, trials: int) -> Tensor:
         """The folded axis as two, in the order of the inputs: no copy."""
         return folded.reshape(*((trials, -1) if self.trials_first else (-1, trials)), *folded.shape[1:])
 
-    def _own(self, weights: Weights, tensor: Tensor | None) -> Tensor | None:
+    def _stacked_weight(self, weights: Weights, tensor: Tensor | None) -> Tensor | None:
         return None if tensor is None else weights[self._names[id(tensor)]]
 
     def _layer(self, name: str, given: dict[str, Any], weights: Weights, trials: int) -> Tensor:
-        weight, bias = self._own(weights, given.pop("weight")), self._own(weights, given.pop("bias", None))
+        weight, bias = (
+            self._stacked_weight(weights, given.pop("weight")),
+            self._stacked_weight(weights, given.pop("bias", None)),
+        )
         x = given.pop("input")
         assert weight is not None  # `_check` has seen to it
         if name == "linear":
@@ -122,7 +125,7 @@ class StackedNetwork:
         result = CONVOLUTIONS[name](
             self._joined(x, trials), _trials_merged_with_channels(weight), _trials_merged_with_channels(bias), **given
         )
-        return self._parted(result, trials)
+        return self._folded_from_channels(result, trials)
 
     def _linear(self, x: Tensor, weight: Tensor, bias: Tensor | None, trials: int) -> Tensor:
         if trials == 1:
@@ -137,17 +140,21 @@ class StackedNetwork:
 
     def _norm(self, op: Operation, weights: Weights, trials: int) -> Tensor:
         given = op.named(*NORMS[op.name])
-        x, scale, shift = given["input"], self._own(weights, given["weight"]), self._own(weights, given["bias"])
+        x, scale, shift = (
+            given["input"],
+            self._stacked_weight(weights, given["weight"]),
+            self._stacked_weight(weights, given["bias"]),
+        )
         if op.name == "batch_norm":
             for name in ("running_mean", "running_var"):
-                given[name] = _trials_merged_with_channels(self._own(weights, given[name]))
+                given[name] = _trials_merged_with_channels(self._stacked_weight(weights, given[name]))
             given |= {
                 "input": self._joined(x, trials),
                 "weight": _trials_merged_with_channels(scale),
                 "bias": _trials_merged_with_channels(shift),
             }
-            return self._parted(op.function(**given), trials)
-        values = self._parts(op.function(**given | {"weight": None, "bias": None}), trials)
+            return self._folded_from_channels(op.function(**given), trials)
+        values = self._with_axis_of_trials(op.function(**given | {"weight": None, "bias": None}), trials)
 
         def placed(tensor: Tensor) -> Tensor:  # over channels, or over the last dimensions
             filled = (1,) * (values.ndim - tensor.ndim - 1)
@@ -162,7 +169,7 @@ class StackedNetwork:
         """(samples, trials · channels, ...), as grouped layers read it."""
         return self.split(folded, trials).transpose(0, 1).flatten(1, 2)
 
-    def _parted(self, joined: Tensor, trials: int) -> Tensor:
+    def _folded_from_channels(self, joined: Tensor, trials: int) -> Tensor:
         """Folded again, from what a grouped layer gives."""
         parts = joined.reshape(len(joined), trials, -1, *joined.shape[2:])
         return (parts.transpose(0, 1) if self.trials_first else parts).flatten(0, 1)

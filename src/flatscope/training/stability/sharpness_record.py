@@ -89,7 +89,7 @@ def edge_standing(steps: Sequence[float], values: Sequence[float]) -> EdgeStandi
     if not len(series):
         return EdgeStanding("unknown")
 
-    def told(where: str, first: int) -> EdgeStanding:
+    def standing_from(where: str, first: int) -> EdgeStanding:
         part = series[first:]
         return EdgeStanding(where, int(at[first]), mean_of_series(part), float(part.std()), float(series[-1]))
 
@@ -98,13 +98,13 @@ def edge_standing(steps: Sequence[float], values: Sequence[float]) -> EdgeStandi
         begun = inside[first : first + LEAST_RECORDS]
         stays = len(begun) == LEAST_RECORDS and min(begun.mean(), inside[first:].mean()) >= INSIDE
         if stays and not _series_drifts_away(series[first:]):
-            return told("edge", first)
+            return standing_from("edge", first)
     last = len(series) - max(FEWEST, math.ceil(LAST * len(series)))
     if last < 0:
-        return told("moving", 0)
+        return standing_from("moving", 0)
     if (series[last:] < (1 - BAND) * EDGE).all():
-        return told("below", last)
-    return told("above" if (series[last:] > (1 + BAND) * EDGE).all() else "moving", last)
+        return standing_from("below", last)
+    return standing_from("above" if (series[last:] > (1 + BAND) * EDGE).all() else "moving", last)
 
 
 def _series_drifts_away(series: np.ndarray[Any, np.dtype[np.float64]]) -> bool:
