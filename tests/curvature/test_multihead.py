@@ -167,13 +167,13 @@ def reason_of_the_trace(tiny: Tiny) -> str:
 def test_written_otherwise_they_are_left_to_products(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.delitem(EXPANSIONS, "multi_head_attention_forward")
-        unseen = not_covered_by_uses(Context(BUILDERS["itself"]().problem().plain))
-        assert {"attend.in_proj_weight", "attend.out_proj.weight"} <= unseen.keys()
+        not_covered = not_covered_by_uses(Context(BUILDERS["itself"]().problem().plain))
+        assert {"attend.in_proj_weight", "attend.out_proj.weight"} <= not_covered.keys()
         assert "4 parameter tensors by products" in reason_of_the_trace(BUILDERS["itself"]())
     assert "products" not in reason_of_the_trace(BUILDERS["itself"]())
     monkeypatch.setattr(structure, "axis_of_samples", lambda *_: 0)
-    unseen = not_covered_by_uses(Context(encodes().problem().plain))
-    assert "first axis" in unseen["first.weight"]
+    not_covered = not_covered_by_uses(Context(encodes().problem().plain))
+    assert "first axis" in not_covered["first.weight"]
 
 
 def test_samples_first_or_second_is_one_network() -> None:

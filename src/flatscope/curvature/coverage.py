@@ -96,11 +96,6 @@ def _coverage_of(structure: Structure, names: Iterable[str]) -> LayerUseCoverage
     return LayerUseCoverage(linearity.curved, uses_of_each, found, rows)
 
 
-def not_covered_by_record(ctx: Context) -> NotCovered:
-    """Trainable parameters whose per-sample gradients the sweep cannot form."""
-    return ctx.structural(coverage_by_layer_uses).not_covered.among(ctx.problem.trainable)
-
-
 def not_covered_by_columns(ctx: Context, at_curved: bool = False) -> NotCovered:
     """Trainable parameters whose Hessian block the sweep does not give.
 
@@ -117,7 +112,7 @@ def not_covered_by_columns(ctx: Context, at_curved: bool = False) -> NotCovered:
     for name, times in found.uses.items():
         if times > 1:
             not_covered.note(name, f"{name} is used {times} times")
-    not_covered = not_covered_by_record(ctx) | not_covered
+    not_covered = found.not_covered | not_covered
     places = ctx.structural(find_curved_places) if at_curved else NO_PLACES
     return (not_covered | not_covered_by_numbers(shared, not_covered, places)).among(ctx.problem.trainable)
 
@@ -165,7 +160,7 @@ def not_covered_by_uses(ctx: Context) -> NotCovered:
     column = torch.randn(outputs.shape, generator=ctx.generator("check of recorded gradients"), dtype=torch.float64)
     column = column.to(outputs)
     given = torch.autograd.grad(outputs, list(leaves.values()), column, retain_graph=True, allow_unused=True)
-    known = not_covered_by_record(ctx)
+    known = ctx.structural(coverage_by_layer_uses).not_covered.among(ctx.problem.trainable)
     covered = [group for group in by_weight(uses) if group[0].weight not in known]
     found, times = recorded_gradients(ctx, outputs, covered, column)
     eps = torch.finfo(outputs.dtype).eps

@@ -17,7 +17,6 @@ from torch import Tensor
 from torch.func import grad
 
 from flatscope.context import Context
-from flatscope.curvature.coverage import not_covered_by_uses
 from flatscope.curvature.estimators import DiagonalQuantities
 from flatscope.curvature.memory import in_batches
 from flatscope.curvature.operators import Hessian, sample_groups
@@ -162,7 +161,7 @@ def _squared_gradients_in_one_pass(
     ctx: Context, names: Collection[str], draw: int | None, fisher: bool = False
 ) -> Params:
     """Mean over the samples of squared gradients of all columns, of one random column, or of the loss."""
-    not_covered = ctx.cached(not_covered_by_uses)
+    not_covered = find_not_covered(ctx, "gauss_newton")
     swept = [name for name in names if name not in not_covered]
     others = ctx.params.keys() - set(swept)
     single = [name for name in names if name in not_covered]

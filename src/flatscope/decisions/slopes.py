@@ -11,10 +11,10 @@ from torch import Tensor
 from torch.autograd import forward_ad as untyped_forward_ad
 
 from flatscope.context import Context
-from flatscope.curvature.coverage import not_covered_by_uses
 from flatscope.curvature.memory import fitted
 from flatscope.curvature.patches import moved_outputs
 from flatscope.curvature.per_sample_gradients import Flow
+from flatscope.curvature.route import find_not_covered
 from flatscope.curvature.sweep import gradient_flows, sweep_plan
 from flatscope.errors import NotApplicable
 from flatscope.params import Params
@@ -62,8 +62,7 @@ def slopes_at_weights(ctx: Context, batch: Batch, steps: Steps) -> dict[Any, Ten
 
     One backward pass serves all steps that move one weight of a layer each; others take a derivative along them.
     """
-    not_covered = ctx.cached(not_covered_by_uses)
-    trainable = set(ctx.problem.trainable) - set(not_covered)
+    trainable = set(ctx.problem.trainable) - find_not_covered(ctx, "gauss_newton").keys()
     seen = {key: step for key, step in steps.items() if len(step) == 1 and trainable >= step.keys()}
     try:
         slopes = _slopes_by_sample_gradients(ctx, batch, seen) if seen else {}

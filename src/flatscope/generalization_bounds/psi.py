@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from flatscope.context import Context
-from flatscope.curvature.coverage import not_covered_by_columns
+from flatscope.curvature.route import find_not_covered
 from flatscope.errors import InputError, NotApplicable
 from flatscope.generalization_bounds.pac_bayes import loss_constant
 from flatscope.measures.psi_flatness import certified_radius, path_coordinates
@@ -308,7 +308,7 @@ def _bound_on_rise_in_ball(
     layers = ctx.network
     if not layers.chain or any(layer.kind != "dense" or len(layer.input_shape) != 1 for layer in layers):
         raise NotApplicable("needs a fully connected network, layer behind layer")
-    if len(tuple(layers)) < 2 or ctx.structural(not_covered_by_columns):
+    if len(tuple(layers)) < 2 or find_not_covered(ctx, "hessian"):
         raise NotApplicable("needs at least one hidden layer, and ReLUs only")
     vacuous = Value(math.inf, exact=True, reason="a path value is zero: vacuous")
     try:

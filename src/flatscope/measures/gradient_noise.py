@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.func import grad
 
 from flatscope.context import Context
-from flatscope.curvature.coverage import not_covered_by_uses
 from flatscope.curvature.memory import in_batches
 from flatscope.curvature.per_sample_gradients import gradient_forms
+from flatscope.curvature.route import find_not_covered
 from flatscope.curvature.sweep import gradient_flows, sweep_plan
 from flatscope.errors import InputError
 from flatscope.params import Params, count_scalars, flatten, norm, vectorised_over_points
@@ -128,7 +128,7 @@ def noise_parts(ctx: Context) -> Tensor:
     mean = {name: value.to(ctx.problem.device, ctx.problem.dtype) for name, value in ctx.gradient().items()}
     if _samples_at_once(ctx, ctx.trainable) >= FEW_ROWS:
         return ctx.problem.ranks.joined(_distances_from_mean_gradient(ctx, mean))
-    not_covered = ctx.structural(not_covered_by_uses)
+    not_covered = find_not_covered(ctx, "gauss_newton")
     covered = {name: value for name, value in mean.items() if name not in not_covered}
 
     def work(batch: Batch, numbers: Tensor, width: int) -> Tensor:

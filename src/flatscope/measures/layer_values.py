@@ -13,10 +13,9 @@ from torch import Tensor
 
 from flatscope.context import Context
 from flatscope.curvature.columns import column_sweep, swept
-from flatscope.curvature.coverage import not_covered_by_columns
 from flatscope.curvature.estimators import TRACE, DiagonalSums
 from flatscope.curvature.layer_directions import DIRECTIONS
-from flatscope.curvature.route import TRACE_ALONE, route_of, trace_route
+from flatscope.curvature.route import TRACE_ALONE, find_not_covered, route_of, trace_route
 from flatscope.curvature.sweep_result import Curvature
 from flatscope.curvature.trace_by_products import probed, whole_trace
 from flatscope.formatting import first_of_names, numbered
@@ -162,7 +161,7 @@ def remark_on_matrix(ctx: Context, *names: str) -> str:
     """Which matrix a value that is made of these parameters' blocks belongs to, where that needs saying."""
     if ctx.effort.curvature != "gauss_newton":
         return ""
-    differs = any(name in ctx.structural(not_covered_by_columns) for name in names)
+    differs = not find_not_covered(ctx, "hessian").keys().isdisjoint(names)
     return GAUSS_NEWTON if differs else f"{GAUSS_NEWTON}, here the same as the Hessian's"
 
 
