@@ -20,7 +20,7 @@ from flatscope.curvature.curved_operations import NO_PLACES, CurvedRecorder, fin
 from flatscope.curvature.hessian_check import not_covered_by_numbers
 from flatscope.curvature.memory import plan_for
 from flatscope.curvature.patches import weight_gradients
-from flatscope.curvature.per_sample_gradients import Flow, matrices, scale_gradients, vector_gradients
+from flatscope.curvature.per_sample_gradients import Flow, matrices, vector_gradients
 from flatscope.curvature.second_derivative import refuse_wrong_second_derivative
 from flatscope.network.layer_uses import LayerRecorder, LayerUse
 from flatscope.network.linearity import Linearity
@@ -194,10 +194,8 @@ def recorded_gradients(
         if not reached:
             continue
         flow = Flow([use for use, _ in reached], [s for _, s in reached], None, None)
-        parts = {} if flow.bias is None else {flow.bias: vector_gradients(flow)}
-        if flow.kind == "batchnorm":
-            parts[flow.weight] = scale_gradients(flow)
-        else:
+        parts = dict(vector_gradients(flow))
+        if flow.kind != "batchnorm":
             parts[flow.weight] = weight_gradients(*matrices(flow, ctx.params[flow.weight]), flow.kind)
         for name, gradients in parts.items():
             times[name] += 1

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from typing import Any
 
 import torch
@@ -110,19 +111,17 @@ def read_together(flow: Flow, weight: Tensor) -> int:
     return max(1, STANDARD.reading_bytes // (entries * weight.element_size()))
 
 
-def vector_gradients(flow: Flow) -> Tensor:
-    """Gradients (n, k, channels) of a bias: the cotangents summed over positions and uses."""
-    first, *more = (over_positions(s, flow.kind) for s in flow.cotangents)
-    return sum(more, start=first)
+def vector_gradients(flow: Flow) -> Iterator[tuple[str, Tensor]]:
+    """Gradients (n, k, channels) of the parameters that are no matrix, summed over positions and uses.
 
-
-def scale_gradients(flow: Flow) -> Tensor:
-    """Gradients (n, k, channels) of a BatchNorm's scale."""
-    first, *more = (
-        over_positions(normalised(use.input.detach(), use.settings)[:, None] * s, "conv")
-        for use, s in zip(flow.uses, flow.cotangents, strict=True)
-    )
-    return sum(more, start=first)
+    Those of a bias are the cotangents; those of a BatchNorm's scale are products with what it scales.
+    """
+    if flow.bias is not None:
+        yield flow.bias, reduce(torch.add, (over_positions(s, flow.kind) for s in flow.cotangents))
+    if flow.kind == "batchnorm":
+        scaled = (normalised(use.input.detach(), use.settings)[:, None] for use in flow.uses)
+        parts = (over_positions(x * s, "conv") for x, s in zip(scaled, flow.cotangents, strict=True))
+        yield flow.weight, reduce(torch.add, parts)
 
 
 def over_positions(values: Tensor, kind: str) -> Tensor:
@@ -247,11 +246,9 @@ def squares_and_along(flow: Flow, u: Tensor, s: Tensor, weight: Tensor) -> tuple
 
 def squared_gradients(flow: Flow, weight: Tensor) -> Iterator[tuple[str, Tensor]]:
     """G² of a layer's bias and weight, summed over samples and columns."""
-    if flow.bias is not None:
-        yield flow.bias, signed_sum(vector_gradients(flow).square(), flow.column_signs).sum(0)
-    if flow.kind == "batchnorm":
-        yield flow.weight, signed_sum(scale_gradients(flow).square(), flow.column_signs).sum(0)
-    else:
+    for name, gradients in vector_gradients(flow):
+        yield name, signed_sum(gradients.square(), flow.column_signs).sum(0)
+    if flow.kind != "batchnorm":
         yield flow.weight, squares_and_along(flow, *matrices(flow, weight), weight)[0].reshape(weight.shape)
 
 
@@ -288,15 +285,10 @@ def gradient_forms(flow: Flow, weight: Tensor, mean: Params) -> Iterator[tuple[T
         weight: of the layer.
         mean: the given one, by parameter; those that are not there are left out.
     """
-    if flow.bias and flow.bias in mean:
-        gradients = vector_gradients(flow)[:, 0]
-        yield gradients.square().sum(1), gradients @ mean[flow.bias].flatten()
-    if flow.weight not in mean:
-        return
-    if flow.kind == "batchnorm":
-        gradients = scale_gradients(flow)[:, 0]
-        yield gradients.square().sum(1), gradients @ mean[flow.weight].flatten()
-        return
-    u, s = matrices(flow, weight)  # (n, g, features, t), (n, 1, g, rows, t)
-    along = (s[:, 0] * weighted_inputs(u, mean[flow.weight], flow.kind)).flatten(1).sum(1)
-    yield weight_forms(flow, u, s, weight).trace[:, 0], along
+    for name, gradients in vector_gradients(flow):
+        if name in mean:
+            yield gradients[:, 0].square().sum(1), gradients[:, 0] @ mean[name].flatten()
+    if flow.weight in mean and flow.kind != "batchnorm":
+        u, s = matrices(flow, weight)  # (n, g, features, t), (n, 1, g, rows, t)
+        along = (s[:, 0] * weighted_inputs(u, mean[flow.weight], flow.kind)).flatten(1).sum(1)
+        yield weight_forms(flow, u, s, weight).trace[:, 0], along

@@ -27,7 +27,6 @@ from flatscope.curvature.per_sample_gradients import (
     matrices,
     overlaps_are_cheaper,
     read_together,
-    scale_gradients,
     vector_gradients,
     weight_forms,
 )
@@ -305,13 +304,11 @@ def stacked_backward(given: list[Tensor], ends: list[Any], columns: list[Tensor]
 
 def _add_flow(ctx: Context, sums: BatchSums, flow: Flow, not_covered: NotCovered, rows: bool) -> None:
     """Add what one layer's block of columns gives."""
-    trainable, column_signs = ctx.problem.trainable, flow.column_signs
-    if flow.bias and flow.bias not in not_covered and flow.bias in trainable:
-        _add_vector(sums, flow.bias, vector_gradients(flow), column_signs)
-    if flow.weight in not_covered or flow.weight not in trainable:
-        return
-    if flow.kind == "batchnorm":
-        _add_vector(sums, flow.weight, scale_gradients(flow), column_signs)
+    covered, column_signs = set(ctx.problem.trainable) - not_covered.keys(), flow.column_signs
+    for name, gradients in vector_gradients(flow):
+        if name in covered:
+            sums.add_to_network("trace", sums.add(name, "trace", gradients.square().sum(2), column_signs))
+    if flow.kind == "batchnorm" or flow.weight not in covered:
         return
     weight = ctx.params[flow.weight]
     forms, alongs = [], []
@@ -334,8 +331,3 @@ def _add_units(sums: BatchSums, name: str, quantity: str, along: Tensor, column_
     units = sums.add(name, quantity, along.square(), column_signs)
     total = sums.add(name, f"{quantity}_sum", units.sum(2), None)
     sums.add_to_network(f"{quantity}_sum", total)
-
-
-def _add_vector(sums: BatchSums, name: str, gradients: Tensor, column_signs: Tensor | None) -> None:
-    """Add per-sample gradients (n, k, size) of a bias or a BatchNorm scale."""
-    sums.add_to_network("trace", sums.add(name, "trace", gradients.square().sum(2), column_signs))

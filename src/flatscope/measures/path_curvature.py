@@ -29,7 +29,6 @@ from flatscope.curvature.per_sample_gradients import (
     matrices,
     over_pairs,
     overlaps_are_cheaper,
-    scale_gradients,
     signed_sum,
     squared_gradients,
     squares_and_along,
@@ -348,13 +347,12 @@ def _add_squares(sums: Params, name: str, values: Tensor, column_signs: Tensor |
 
 def _layer_share(ctx: Context, edges: ScalingEdges, sums: Params, flow: Flow) -> Tensor | None:
     """Add a layer's squares; its share of the inner products, if it has edges."""
-    if flow.bias:
-        _add_squares(sums, flow.bias, vector_gradients(flow), flow.column_signs)
-    weight = ctx.params[flow.weight]
+    vectors, weight = dict(vector_gradients(flow)), ctx.params[flow.weight]
+    for name, gradients in vectors.items():
+        _add_squares(sums, name, gradients, flow.column_signs)
     if flow.kind == "batchnorm":
-        gradients = scale_gradients(flow)
-        _add_squares(sums, flow.weight, gradients, flow.column_signs)
-        return edges.inner_products(flow, gradients * weight, lambda wanted: gradients[:, :, wanted])
+        scales = vectors[flow.weight]
+        return edges.inner_products(flow, scales * weight, lambda wanted: scales[:, :, wanted])
     u, s = matrices(flow, weight)
     if edges.holds(flow.weight) and overlaps_are_cheaper(flow.uses, weight, s.shape[1]):
         add_to(sums, VALUES, edges.squares(flow, u, s))
