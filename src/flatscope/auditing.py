@@ -19,6 +19,7 @@ from flatscope.audit_result import COLUMNS, NOISY, Audit
 from flatscope.errors import InputError, NotApplicable, refuse_unknown, refuse_unless_whole
 from flatscope.isolation import own_settings
 from flatscope.measuring import Options, measure
+from flatscope.network.interception import refuse_if_different
 from flatscope.network.passes import digits_of
 from flatscope.network.units import Graph
 from flatscope.problem import Problem
@@ -140,6 +141,8 @@ def _equivalent_problems(
         for trial in range(trials):
             own = (seed * 10_007 + trial) % 2**63
             other = base.rescaled(equivalent_network(base.model, graph, example, way, low, high, own))
+            for inputs, _ in base.batches():  # other samples may take another way than the example
+                refuse_if_different(base.model, other.model, inputs, f"audit by {way}")
             other.initial = base.initial
             yield other
 

@@ -16,6 +16,8 @@ from flatscope.network.units import Graph
 from flatscope.problem import Problem
 from flatscope.samples import Inputs
 
+MOST_TRACED = 64  # samples, where they decide what is computed
+
 
 def layers_of_problem(problem: Problem) -> Network:
     """The layers of a problem's network, in forward order."""
@@ -35,7 +37,8 @@ def graph_of_problem(problem: Problem, inner: bool = False, frozen: Iterable[str
 
 
 def _traced(problem: Problem, inner: bool, frozen: tuple[str, ...]) -> Graph:
-    return trace(problem.model, problem.example(), inner, frozen)
+    example = problem.example(MOST_TRACED) if problem.samples_decide else problem.example()
+    return trace(problem.model, example, inner, frozen, idle_parameters(problem.model))
 
 
 def recorded_structure(problem: Problem, inputs: Inputs) -> Structure:

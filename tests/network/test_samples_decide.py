@@ -17,6 +17,9 @@ from torch.func import functional_call, vmap
 from torch.nn import functional
 
 import flatscope as fs
+from flatscope import auditing
+from flatscope.network.interception import FunctionChangedError
+from flatscope.network.tracing import trace
 
 torch.set_num_threads(1)
 Batches = list[tuple[Any, Tensor]]
@@ -239,3 +242,75 @@ def test_what_is_not_read_is_measured_as_a_whole(name: str) -> None:
     assert table["hessian_trace"] == pytest.approx(expected, rel=1e-9)
     assert table["kappa_trace_sum"] != table["kappa_trace_sum"]
     assert ("read by" if name == "complex" else "no layer") in table.reason("kappa_trace_sum")
+
+
+class _Chosen(nn.Module):
+    """Experts of which the samples choose: the first two of them take the same one."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.way, self.first, self.last = way, nn.Linear(3, 4), nn.Linear(4, 3)
+        self.experts = nn.ModuleList(nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h, chosen = self.first(x).relu(), (2 * x[:, 0]).round().long().clamp(-2, 1) + 2
+        if self.way not in ("rows", "one by one"):
+            every = torch.stack([expert(h) for expert in self.experts], 1)
+        units = x.repeat(1, 2)[:, :4] > 0
+        match self.way:
+            case "gather":
+                picked = every.gather(1, chosen[:, None, None].expand(-1, 1, 4))[:, 0]
+            case "take_along_dim":
+                picked = every.take_along_dim(chosen[:, None, None], 1)[:, 0]
+            case "index":
+                picked = every[torch.arange(len(x)), chosen]
+            case "masked":
+                picked = sum(every[:, e].masked_fill((chosen != e)[:, None], 0.0) for e in range(4))
+            case "constants for samples":
+                picked = every[:, 0].masked_fill((x[:, 1] > 0)[:, None], 1.0)
+            case "zeros for units":
+                picked = every[:, 0] * 1.0
+                picked[units] = 0.0
+            case "rows":
+                picked = torch.zeros_like(h)
+                for e, expert in enumerate(self.experts):
+                    if (mine := chosen == e).any():
+                        picked[mine] = expert(h[mine])
+            case _:
+                picked = torch.stack([self.experts[int(e)](row) for e, row in zip(chosen, h, strict=True)])
+        return self.last(picked)
+
+
+_WAYS = (
+    "gather", "take_along_dim", "index", "masked", "constants for samples", "zeros for units", "rows", "one by one"
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("way", _WAYS)
+def test_scales_and_units_are_those_of_all_samples(way: str) -> None:
+    """Read off two samples, networks with other functions passed for rescaled copies."""
+    model, x = _Chosen(way).double().eval(), torch.randn(24, 3, generator=torch.Generator().manual_seed(0)).double()
+    x[:2] = torch.tensor([0.5, 0.4, -0.3])
+    for by in ("unit", "layer", "permutation"):
+        assert torch.allclose(fs.rescale(model, x, by=by, seed=3)(x), model(x), atol=1e-12)
+    found = fs.audit(fs.Problem(model, train=(x, torch.arange(24) % 3)), ["psi_trace", "rho_sum"], by="unit", trials=1)
+    assert {found.verdict(name, "unit_scaling") for name in ("psi_trace", "rho_sum")} == {"invariant"}
+
+
+def test_weights_that_no_traced_sample_meets_stop_every_scale() -> None:
+    model, x = _Chosen("rows").double().eval(), torch.full((4, 3), 0.5, dtype=torch.float64)
+    graph = trace(model, x)
+    assert graph.n_classes == 0
+    assert "samples take different ways" in next(iter(graph.walls))
+
+
+def test_an_audit_refuses_a_rewriting_that_does_not_hold_for_every_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.cat([torch.full((2, 3), 0.5), torch.randn(22, 3, generator=torch.Generator().manual_seed(0))]).double()
+    problem = fs.Problem(_Chosen("rows").double().eval(), train=(x, torch.arange(24) % 3))
+    wrong = trace(
+        _Chosen("one by one").double(), x[:1].repeat(2, 1), idle=[n for n, _ in problem.model.named_parameters()]
+    )
+    monkeypatch.setattr(auditing, "graph_of_problem", lambda *_, **__: wrong)
+    with pytest.raises(FunctionChangedError, match="audit by unit"):
+        fs.audit(problem, ["rho_sum"], by="unit", trials=1)

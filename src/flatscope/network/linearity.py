@@ -117,14 +117,14 @@ class Linearity:
                 self.curved.note(name, reason)
 
 
-_CHOOSING = (*TO_PYTHON, "nonzero", "argwhere", "masked_select", "unique")
+CHOOSING = (*TO_PYTHON, "nonzero", "argwhere", "masked_select", "unique")
 _INDEXED = ("getitem", "setitem", "index_select", "index_add", "index_put", "index_copy", "take", "masked_scatter")
 
 
 def choice_in(program: Program) -> str:
     """The first step whose values decide what is computed: a branch, a mask, routed samples. Empty if none does."""
     for step in program.steps:
-        by_value = step.name in _CHOOSING and bool(step.reads)
+        by_value = step.name in CHOOSING and bool(step.reads)
         by_index = step.name in _INDEXED and any(not slot.dtype.is_floating_point for slot in step.reads)
         if by_value or by_index:
             return step.place

@@ -79,11 +79,12 @@ TABLE: dict[str, Meaning] = {
     **_each(
         """view reshape flatten unflatten ravel permute transpose t T mT H mH movedim moveaxis swapaxes swapdims squeeze
         unsqueeze expand expand_as repeat repeat_interleave tile broadcast_to broadcast_tensors cat stack hstack vstack
-        dstack chunk split split_with_sizes tensor_split unbind select narrow getitem flip fliplr flipud roll rot90
-        index_select pixel_shuffle pixel_unshuffle channel_shuffle tril triu diag_embed
+        dstack chunk split split_with_sizes tensor_split unbind select narrow flip fliplr flipud roll rot90
+        pixel_shuffle pixel_unshuffle channel_shuffle tril triu diag_embed
         unfold view_as reshape_as hsplit vsplit atleast_1d atleast_2d atleast_3d copy""",
         MOVE,
     ),
+    **_each("getitem index_select", replace(MOVE, scale=scales.pick)),
     **_each("gather take_along_dim diagonal", replace(MOVE, scale=scales.choose)),
     **_each("detach data", replace(SAME, scale=scales.move)),
     **_each("setitem", replace(MOVE, scale=scales.set_item, paths=None, stretch=None)),

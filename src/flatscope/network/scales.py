@@ -25,6 +25,11 @@ class ScaleStep:
     result: Any
     book: Labels
     label_of: Callable[[Tensor], Tensor]
+    from_data: Callable[[Tensor], bool]  # whether a tensor is an input, or made of some: another in other samples
+
+    def data_decides(self, index: Any) -> bool:
+        """True if an index or a mask is another one in other samples."""
+        return any(self.from_data(tensor) for tensor in tensors_in(index))
 
     @property
     def signals(self) -> list[Tensor]:
@@ -61,9 +66,51 @@ def move(step: ScaleStep) -> Any:
 
 
 def choose(step: ScaleStep) -> Any:
-    """Which entries are taken may differ from unit to unit, so that units are no longer alike."""
+    """Which entries are taken may differ from unit to unit; where the data decide, any of them may be taken."""
     step.book.pin_units(step.first, step.op.place)
+    given = step.op.named("input", *(("dim", "index") if step.op.name == "gather" else ("indices", "dim")))
+    if step.data_decides((given.get("index"), given.get("indices"))):
+        if given.get("dim") is None:
+            return None
+        step.book.tie_over(step.first, (int(given["dim"]) % step.first.ndim,), step.op.place)
     return move(step)
+
+
+def pick(step: ScaleStep) -> Any:
+    """Entries by an index; where the data decide which, all along these axes share one scale."""
+    if step.op.name == "index_select":
+        given = step.op.named("input", "dim", "index")
+        index = (*[slice(None)] * (int(given["dim"]) % step.first.ndim), given["index"])
+    else:
+        index = step.op.args[1] if isinstance(step.op.args[1], tuple) else (step.op.args[1],)
+    if step.data_decides(index):
+        axes = _axes_decided_by_data(step, index)
+        if axes is None:
+            return None
+        step.book.tie_over(step.first, axes, step.op.place)
+        if axes != (0,):
+            step.book.pin_units(step.first, step.op.place)
+    return move(step)
+
+
+def _axes_decided_by_data(step: ScaleStep, index: tuple[Any, ...]) -> tuple[int, ...] | None:
+    """Axes along which the data decide what is taken; None where that cannot be told."""
+    spans = [
+        0 if part is None else part.ndim if isinstance(part, Tensor) and part.dtype in (torch.bool, torch.uint8) else 1
+        for part in index
+    ]
+    axes: list[int] = []
+    place = 0
+    for part, span in zip(index, spans, strict=True):
+        if part is Ellipsis:
+            place += step.first.ndim - (sum(spans) - 1)
+            continue
+        if isinstance(part, Tensor):
+            axes += range(place, place + span) if step.from_data(part) else ()
+        elif step.data_decides(part):
+            return None
+        place += span
+    return tuple(axes)
 
 
 def pad(step: ScaleStep) -> Any:
@@ -80,10 +127,23 @@ def masked_fill(step: ScaleStep) -> Any:
     given = step.op.named("input", "mask", "value")
     if isinstance(given["value"], Tensor) and step.book.scale.is_free(step.label_of(given["value"])).any():
         return None
-    labels, mask = step.first.expand(step.result.shape), given["mask"].cpu().expand(step.result.shape)
+    labels = step.first.expand(step.result.shape)
+    if step.data_decides(given["mask"]):  # entries that are filled here are not in other samples
+        return _filled_where_data_decide(step, labels, given["mask"], float(given["value"]))
+    mask = given["mask"].cpu().expand(step.result.shape)
     if any(_varies(labels, axis) and _varies(mask, axis) for axis in range(labels.ndim)):
         step.book.pin_units(step.first, step.op.place)
     return step.first.masked_fill(given["mask"].cpu(), ZERO if float(given["value"]) == 0 else CONSTANT)
+
+
+def _filled_where_data_decide(step: ScaleStep, labels: Tensor, mask: Tensor, value: float) -> Tensor:
+    """Zeros agree with every scale, constants fix it; what has a mask of its own is no longer alike."""
+    if value != 0:
+        step.book.fix_scale(labels, step.op.place)
+    own = mask.reshape(*[1] * (labels.ndim - mask.ndim), *mask.shape)
+    if any(own.shape[axis] > 1 and _varies(labels, axis) for axis in range(labels.ndim)):
+        step.book.pin_units(labels, step.op.place)
+    return labels.clone()
 
 
 def _varies(values: Tensor, axis: int) -> bool:
@@ -94,11 +154,34 @@ def _varies(values: Tensor, axis: int) -> bool:
 def set_item(step: ScaleStep) -> None:
     """Entries are overwritten in place, in the labels as in the tensor."""
     target, index, value = step.op.args
+    if step.data_decides(index):
+        _write_where_data_decide(step, target, index, value)
+        return
     if isinstance(value, Tensor):
         new: Any = step.label_of(value)
     else:
         new = float(ZERO if value == 0 else CONSTANT)
     step.label_of(target)[with_tensors(index, torch.Tensor.cpu)] = new
+
+
+def _write_where_data_decide(step: ScaleStep, target: Tensor, index: Any, value: Any) -> None:
+    """In other samples other entries are written: where these are samples, both share scales unit by unit."""
+    labels, whole_samples = step.label_of(target), isinstance(index, Tensor) and index.ndim == 1
+    if not isinstance(value, Tensor):
+        if value != 0:
+            step.book.fix_scale(labels, step.op.place)
+        if not whole_samples:
+            step.book.pin_units(labels, step.op.place)
+        return
+    written = step.label_of(value)
+    if not whole_samples:
+        step.book.wall(labels, step.op.place)
+        step.book.wall(written, step.op.place)
+        return
+    rows = step.book.tie_over(labels, (0,), step.op.place)
+    if written.ndim == labels.ndim:
+        written = step.book.tie_over(written, (0,), step.op.place)
+    labels.copy_(step.book.tie(rows, written, step.op.place).expand(labels.shape))
 
 
 def keep(step: ScaleStep) -> Tensor:

@@ -13,6 +13,7 @@ from flatscope.isolation import own_settings
 from flatscope.network.interception import WEIGHT_CALLS, Operation, fitting, replayed_outputs, tensors_in, two_samples
 from flatscope.network.layer_uses import Roles
 from flatscope.network.layers import layer_name
+from flatscope.network.linearity import CHOOSING
 from flatscope.network.normal_form_pass import Weights
 from flatscope.network.not_covered import NotCovered
 from flatscope.network.operations import LEAVES_TORCH, TABLE
@@ -21,13 +22,20 @@ from flatscope.network.scales import ScaleStep, constant_labels
 from flatscope.network.tied_labels import CONSTANT, Labels
 from flatscope.network.units import Graph, LayerRecord, graph_of
 from flatscope.params import independent_module_copy
-from flatscope.samples import Inputs, tensors_of_inputs
+from flatscope.samples import Inputs, copied_inputs, tensors_of_inputs
 
 
-def trace(model: nn.Module, example: Inputs, inner: bool = False, frozen: Collection[str] = ()) -> Graph:
+def trace(
+    model: nn.Module,
+    example: Inputs,
+    inner: bool = False,
+    frozen: Collection[str] = (),
+    idle: Collection[str] = frozenset(),
+) -> Graph:
     """Find the layers of a network and what may be rescaled or permuted without changing its function.
 
-    The network is taken in eval mode and run once on two samples of the example; the model is not touched.
+    The network is taken in eval mode and run once on two samples of the example; the model is not touched. Where these
+    decide what is computed and miss some parameters, it is run on all samples of the example.
     BatchNorm fixes the scale of what enters it: fold it first (`fold_batchnorm`).
 
     Args:
@@ -36,6 +44,7 @@ def trace(model: nn.Module, example: Inputs, inner: bool = False, frozen: Collec
         inner: whether to follow symmetries that no path through the network has: queries against keys, and those of
             the scales of normalisations. Classes may then be negative: the inverse of that scale.
         frozen: names of parameters that nothing may rescale, and with them the units that they write and read.
+        idle: names of parameters that no sample needs.
 
     Example:
         >>> import torch
@@ -45,14 +54,23 @@ def trace(model: nn.Module, example: Inputs, inner: bool = False, frozen: Collec
         (3, [1, 2, 3], [1, 2, 3])
     """
     network = independent_module_copy(model).eval()
-    inputs = two_samples(fitting(network, example))
     for value in network.parameters():
         value.requires_grad_(value.is_floating_point())
-    tracer = _Tracer(network, inputs, Labels(inner))
-    with own_settings():
-        outputs = replayed_outputs(network, inputs, tracer.follow)
-    tracer.finish(outputs)
+    whole = fitting(network, example)
+    tracer = _traced_pass(network, two_samples(whole), inner)
+    if tracer.unmet().difference(idle):
+        tracer = _traced_pass(network, whole, inner)
+        if unmet := sorted(tracer.unmet().difference(idle)):
+            tracer.book.wall_everything(f"samples take different ways, those that were traced none past {unmet[0]}")
     return graph_of(tracer.book, list(tracer.layers.values()), tracer.other_uses, tracer.marks, tracer.joins, frozen)
+
+
+def _traced_pass(network: nn.Module, inputs: Inputs, inner: bool) -> _Tracer:
+    tracer = _Tracer(network, copied_inputs(inputs), Labels(inner))
+    with own_settings():
+        outputs = replayed_outputs(network, tracer.inputs, tracer.follow)
+    tracer.finish(outputs)
+    return tracer
 
 
 @dataclass
@@ -74,6 +92,7 @@ class _Tracer:
     other_uses: NotCovered = field(default_factory=NotCovered)
     marks: list[tuple[int, Tensor]] = field(default_factory=list)
     joins: bool = False
+    ways_differ: bool = False  # whether values of the samples decide what is computed
 
     def __post_init__(self) -> None:
         self._tracked: dict[Tensor, _Tracked] = {}
@@ -108,13 +127,25 @@ class _Tracer:
             self._weights.source(tensor) is not None for tensor in op.tensors
         )
 
+    def _is_from_data(self, tensor: Tensor) -> bool:
+        """True for an input, and for what is made of some."""
+        return tensor in self._tracked and bool(self._tracked[tensor].sources)
+
+    def unmet(self) -> set[str]:
+        """Parameters that no operation has read, where samples decide what is computed: others may need them."""
+        if not self.ways_differ:
+            return set()
+        used = {name for record in self.layers.values() for name in (record.weight, *record.biases)}
+        return {name for name, _ in self.network.named_parameters()} - used - self.other_uses.keys()
+
     def finish(self, outputs: list[Tensor]) -> None:
         """The outputs are what must not change."""
         for tensor in outputs:
             self.book.wall(self._labels_of(tensor), "network output")
 
     def _label(self, op: Operation, result: Any, outcomes: list[Tensor]) -> None:
-        step = ScaleStep(op, result, self.book, self._labels_of)
+        step = ScaleStep(op, result, self.book, self._labels_of, self._is_from_data)
+        self.ways_differ |= op.name in CHOOSING and step.data_decides(op.tensors)
         origins = [self._tracked[tensor].sources for tensor in op.tensors if tensor in self._tracked]
         sources = frozenset().union(*origins)
         if op.name in WEIGHT_CALLS:
