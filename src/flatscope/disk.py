@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import os
 import secrets
@@ -141,15 +142,10 @@ def _checksum_path(path: Path) -> Path:
 
 def _remove_leftovers(target: Path) -> None:
     """Half-written files of processes that were killed; those of living ones are left alone."""
-    for path in target.parent.glob(f".{_glob_escaped(target.name)}.*.part"):
+    for path in target.parent.glob(f".{glob.escape(target.name)}.*.part"):
         owner = path.name.removeprefix(f".{target.name}.").split(".")[0]
         if owner.isdigit() and Path("/proc/self").exists() and not Path(f"/proc/{owner}").exists():
             path.unlink(missing_ok=True)
-
-
-def _glob_escaped(name: str) -> str:
-    """A name as a pattern that stands for nothing but itself."""
-    return "".join(f"[{letter}]" if letter in "*?[" else letter for letter in name)
 
 
 def flush_folder(folder: Path) -> None:

@@ -246,7 +246,7 @@ def _explanation_meta(context: Context, graph: Graph, program: Program) -> dict[
         "not_covered": dict(network.not_covered),
         "ties": dict(graph.ties),
         "made": {name: list(parts) for name, parts in made_of(problem.model).items()},
-        "choice": _data_dependence_in_words(problem, program),
+        "choice": choice_in(program) if problem.samples_decide else "",
     }
 
 
@@ -266,7 +266,3 @@ def _parameters_read(program: Program) -> set[str]:
     """Names of the parameters that some recorded step reads."""
     owners = {memory: name for name, memory in program.parameters.items()}
     return {owners[slot.memory] for step in program.steps for slot in step.reads if slot.memory in owners}
-
-
-def _data_dependence_in_words(problem: Problem, program: Program) -> str:
-    return choice_in(program) if problem.samples_decide else ""

@@ -88,7 +88,9 @@ def explained_and_unexplained_symbols(
     """
     pieces = formula_tokens(formula)
     own = set(own)
-    of_symbols = {symbol: _symbol_tokens(symbol) for symbol in {*known, *own}}
+    of_symbols = {
+        symbol: ([symbol] if symbol.startswith(r"\|\cdot\|") else formula_tokens(symbol)) for symbol in {*known, *own}
+    }
     first: dict[str, int] = {}
     covered = [False] * len(pieces)
     for symbol, sought in sorted(of_symbols.items(), key=lambda item: -len(item[1])):
@@ -101,10 +103,6 @@ def explained_and_unexplained_symbols(
     return sorted(first, key=lambda symbol: (first[symbol], -len(of_symbols[symbol]), symbol)), list(
         dict.fromkeys(left)
     )
-
-
-def _symbol_tokens(symbol: str) -> list[str]:
-    return [symbol] if symbol.startswith(r"\|\cdot\|") else formula_tokens(symbol)
 
 
 def _has_meaning(piece: str) -> bool:

@@ -74,7 +74,7 @@ def table_headline(frame: pd.DataFrame, meta: Meta) -> list[str]:
     rescalable = STANDING not in meta or NetworkSummary.from_dict(meta[STANDING]).rescalable
     lines = [
         minimum,
-        _capitalised_sentence(cautions[0]) if cautions else "",
+        f"Caution: {cautions[0].rstrip('.')}." if cautions else "",
         _fit_in_words(meta),
         _flatness_in_words(frame, rescalable),
     ]
@@ -185,10 +185,6 @@ def _value_in_words(row: Any) -> str:
     if float(row["stderr"]) > RESOLVED * abs(float(row["value"])):
         return f"not resolved ({value} ± {error})"
     return typeset(searched_text(row)) or (f"{value} ± {error}" if error else value)
-
-
-def _capitalised_sentence(words: str) -> str:
-    return f"Caution: {words.rstrip('.')}."
 
 
 def _negative_curvature_remark(frame: pd.DataFrame) -> str:

@@ -34,7 +34,7 @@ def portions_of_stages(stages: Sequence[Stage], at_once: int | None) -> list[Por
         at_once: units that look at nothing, and are run together; None for all of a stage.
     """
     parts = list(_stages_in_portions(stages, at_once))
-    needed = [_keys_of_trials_read(part) for part in parts]
+    needed = [_keys_named_by(part.configs) for part in parts]
     last = {key: number for number, keys in enumerate(needed) for key in keys}
     made: dict[str, Config] = {}
     portions = []
@@ -93,10 +93,6 @@ def _stage_of_some_units(stage: Stage, places: Sequence[int], done: set[str]) ->
     part = Stage([stage.units[place] for place in places], stage.work, stage.gpus)
     done |= {key_of(config) for config in part.configs}
     return part
-
-
-def _keys_of_trials_read(stage: Stage) -> set[str]:
-    return _keys_named_by(stage.configs)
 
 
 def _keys_named_by(configs: Iterable[Config]) -> set[str]:

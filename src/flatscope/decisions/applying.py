@@ -205,7 +205,9 @@ def _joint_rises(
     """
     rounded = _problem_with_weights_of(base, copy)
     step = {
-        name: rounded.params[name] - value for name, value in base.params.items() if _weight_moved(base, rounded, name)
+        name: rounded.params[name] - value
+        for name, value in base.params.items()
+        if not torch.equal(base.params[name], rounded.params[name])
     }
     joint = {"test": (NOTHING, NOTHING, math.nan)}
     for part in ("train",) if base.test is None else ("train", "test"):
@@ -246,7 +248,3 @@ def _refuse_untried(
         if layer not in unchanged and layer not in moving and int(bits) <= most:
             got, fix = f"{bits} bits", "Measure them: sensitivity(problem, bits=…)"
             raise InputError("bits that were measured", got, where=f"apply, {layer}", fix=fix)
-
-
-def _weight_moved(base: Problem, rounded: Problem, name: str) -> bool:
-    return not torch.equal(base.params[name], rounded.params[name])

@@ -228,13 +228,9 @@ class Sensitivity(DrawnResult):
             arrays[str(name)] = (
                 column.astype("float64").to_numpy()
                 if kind == "Int64"
-                else column.to_numpy(dtype=_plain_value_type(kind))
+                else column.to_numpy(dtype=str if kind == "object" else kind)
             )
         return arrays
-
-
-def _plain_value_type(kind: str) -> Any:
-    return str if kind == "object" else kind
 
 
 def _rise_in_words(row: Any) -> str:

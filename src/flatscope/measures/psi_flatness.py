@@ -102,7 +102,7 @@ def _path_trace(ctx: Context, rule: str, wanted: float, most_products: int) -> V
     beyond = BeyondGaussNewton(ctx, edges.names, 1 if one_by_one else sample_groups(ctx))
     matrix = edges.matrix(beyond)
     if one_by_one:
-        width = _products_at_once(ctx)
+        width = 1 if ctx.problem.device.type == "cpu" else COLUMNS
         rest = math.fsum(
             _sum_of_quadratic_forms(matrix, groups[start : start + width]) for start in range(0, len(groups), width)
         )
@@ -137,11 +137,6 @@ def _sum_of_quadratic_forms(matrix: SymmetricOperator, groups: Sequence[Tensor])
     for column, group in zip(z.T, groups, strict=True):
         column[group.to(z.device)] = 1
     return float((z * (matrix @ z)).sum())
-
-
-def _products_at_once(ctx: Context) -> int:
-    """Products at a time: on a CPU one after the other is faster."""
-    return 1 if ctx.problem.device.type == "cpu" else COLUMNS
 
 
 def _sampled_trace(

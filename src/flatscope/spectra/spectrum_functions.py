@@ -232,7 +232,7 @@ def _context_and_parameters(ctx: Context, layer: str | None) -> tuple[Context, l
     """The context, and the parameter tensors of a layer or of all below a name; None for all trainable ones."""
     if layer is None:
         return ctx, None
-    weights = {layer_read.name: layer_read.weight for layer_read in ctx.network}
+    weights = {known.name: known.weight for known in ctx.network}
     if layer in weights:
         return ctx, [weights[layer]]
     below = [name for name in ctx.params if name == layer or name.startswith(f"{layer}.")]

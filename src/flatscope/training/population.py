@@ -233,18 +233,15 @@ def _groups_of_trials(
     return groups, reasons
 
 
-def _fills_the_device(network: StackedNetwork, trial: Trial) -> bool:
-    """True if steps of a stack are mostly large matrix products, which one multiprocessor a network is no match for."""
-    return not network.has_convolutions and network.products * trial.config.batch_size > LARGE_PRODUCTS
-
-
 def _fused_or_stacked(
     fusing: Fusing, network: StackedNetwork, model: nn.Module, trial: Trial, part: TrialData, stacked: bool | str
 ) -> tuple[StackedNetwork, tuple[object, ...], str]:
     """The network, the key of trials that share it, and how they are trained: by the fused kernel where it may be."""
     key = _group_key(network, model, trial, part)
     try:
-        if stacked == "auto" and _fills_the_device(network, trial):
+        if stacked == "auto" and (
+            not network.has_convolutions and network.products * trial.config.batch_size > LARGE_PRODUCTS
+        ):
             raise NotFused("it has large dense layers alone, whose products a stack takes together")
         return fusing(key, model, trial, part), key, "fused kernel"
     except NotFused as problem:

@@ -146,7 +146,7 @@ class Stack:
 
     def train_epoch(self, epoch: int, advance: Advance) -> list[bool]:
         """One pass of every trial over its samples; for each, whether losses and weights stayed finite."""
-        before = self._copy() if self._may_mix else None
+        before = self.keep(range(len(self.trials))) if self._may_mix else None
         with product_precision(self._precision):
             finite = self._train_pass(epoch, advance)
         lost = [row for row, good in enumerate(finite) if not good]
@@ -231,9 +231,6 @@ class Stack:
             [value.detach() - self.initial[name] for name, value in self.trained.items()]
         ).tolist()
         return moved
-
-    def _copy(self) -> Stack:
-        return self.keep(range(len(self.trials)))
 
     def _rows_to_check_for_overflow(self, values: Sequence[float]) -> list[int]:
         """Rows without a finite value that may have it from a neighbour, and must be looked at by themselves."""

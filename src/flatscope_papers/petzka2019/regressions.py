@@ -237,8 +237,9 @@ def feature_robustness_study(runs: Runs) -> Analysis:
     by_delta = table.pivot(index="seed", columns="delta", values="ratio")
     lowest, highest = table["ratio"].min(), table["ratio"].max()
     excess = frame["matrix_rise"] / frame["noise_rise"] - 1
+    norms = f"gradient norms up to {np.max(frame['gradient_norm']):.1e}"
     answers = {
-        "bound": intervals.largest_over_networks(by_delta[0.001], _gradient_norms_in_words(frame), of="regressions"),
+        "bound": intervals.largest_over_networks(by_delta[0.001], norms, of="regressions"),
         "order": intervals.mean_over_runs(
             by_delta[0.3] - by_delta[0.001], f"ratios from {lowest:.2f} to {highest:.2f}"
         ),
@@ -284,7 +285,3 @@ def _remainder_orders_in_words(by_delta: pd.DataFrame) -> str:
         "from 0.01 to 0.03, where a small third order gives way to the fourth: no claim, since the δ were chosen with "
         "the ratios in view"
     )
-
-
-def _gradient_norms_in_words(frame: pd.DataFrame) -> str:
-    return f"gradient norms up to {np.max(frame['gradient_norm']):.1e}"

@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from sklearn.neighbors import KNeighborsClassifier
 from torch.nn import functional
 
-from flatscope import SGLD, Table
+from flatscope import SGLD
 from flatscope.inputs import load
 from flatscope.training import Store, build, evaluate, stored_problem, tables_of, train_and_measure
 from flatscope_papers import intervals
@@ -74,15 +74,11 @@ def look_at_minimum(config: Config, store: Store) -> Measured:
     """Flatness radius and the median geometric margin of the training samples of one network."""
     problem = stored_problem(store, config["network"])
     [table] = tables_of(problem, config)
-    margins = _rows_of_geometric_margins(table)
+    margins = table.samples("geometric_margin").double().numpy()
     metrics = {"radius": table["flatness_radius"], "margin": float(np.median(margins[np.isfinite(margins)]))}
     trained = store.read(config["network"]).metrics
     metrics |= {name: trained[name] for name in ("train_loss", "train_error", "test_error")}
     return Measured(metrics | {"random": config["network"].get("labels", {}).get("random", 0.0)})
-
-
-def _rows_of_geometric_margins(table: Table) -> Any:
-    return table.samples("geometric_margin").double().numpy()
 
 
 @each_trial("remarks")

@@ -58,7 +58,8 @@ def natural_label_answers(points: pd.DataFrame) -> dict[str, Answer]:
     return {
         "fitted": largest_training_error(few, worst_training_size_in_words(few)),
         "good_test_error": intervals.mean_over_runs(
-            mean_per_seed(few, "test_error") - CHANCE, _test_error_in_words(few)
+            mean_per_seed(few, "test_error") - CHANCE,
+            (f"a test error of {mean_per_seed(few, 'test_error').mean():.3f}, chance is {CHANCE}"),
         ),
         "no_generalization": intervals.mean_over_runs(mean_per_seed(few, "gap")),
         "gap_closes": intervals.paired_difference(mean_per_seed(most, "gap"), mean_per_seed(few, "gap")),
@@ -80,11 +81,6 @@ def random_label_answers(points: pd.DataFrame) -> dict[str, Answer]:
 def fewest_and_most_samples(points: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Networks with fewer samples than parameters, and those with the most samples."""
     return points[points["n"] < points["W"]], points[points["n"] == points["n"].max()]
-
-
-def _test_error_in_words(few: pd.DataFrame) -> str:
-    """The test error itself: below chance says little of how good it is."""
-    return f"a test error of {mean_per_seed(few, 'test_error').mean():.3f}, chance is {CHANCE}"
 
 
 def worst_training_size_in_words(few: pd.DataFrame) -> str:

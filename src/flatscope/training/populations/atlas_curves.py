@@ -148,7 +148,7 @@ class Atlas(Result):
         """Sentences on how many measures change the sign of their correlation in training, and what follows."""
         names = self.names("measure")
         turning = [name for name in names if self.turns(name)]
-        sign = [name for name in names if name not in turning and self._has_settled_sign(name)]
+        sign = [name for name in names if name not in turning and any(point.settled for point in self.curve(name))]
         lines = (
             [f"The correlation of {first_of_names(turning, MOST_NAMED)} changes its sign in training."]
             if turning
@@ -163,9 +163,6 @@ class Atlas(Result):
             *lines,
             advice if turning else "Next: these are correlations among these networks; check them on others.",
         ]
-
-    def _has_settled_sign(self, measure: str) -> bool:
-        return any(point.settled for point in self.curve(measure))
 
     def summary(self) -> str:
         """The headline, then a sentence for every measure, over the epochs and all networks."""
