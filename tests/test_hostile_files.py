@@ -34,7 +34,8 @@ from flatscope.files import file_digest, foreign_parquet, frame_bytes, from_npz_
 from flatscope.formatting import printable_text
 from flatscope.inputs.weight_files import read_weights
 from flatscope.training.sweeps.configuration import Sweep, read_toml
-from flatscope.training.sweeps.store import DamagedTrial, Store
+from flatscope.training.sweeps.store import Store
+from flatscope.training.sweeps.trial_files import DamagedTrial
 
 KINDS = fuzz_kinds.kinds()
 PLAN = """

@@ -15,7 +15,8 @@ from test_cli import run as run  # a fixture
 
 import flatscope as fs
 from flatscope import Table
-from flatscope.inputs.loading import DataSource, load, load_or_read
+from flatscope.inputs.data_set import DataSource
+from flatscope.inputs.loading import load, load_or_read
 
 FILE = '''
 import collections

@@ -27,7 +27,8 @@ from flatscope.generalization_bounds.classical import (
 )
 from flatscope.generalization_bounds.norm_based import L1Class, l1_class, local_margin_bound, margin_bound
 from flatscope.generalization_bounds.pac_bayes import complexity_term, gaussian_kl
-from flatscope.training.loop import TrainConfig, epoch_order, train
+from flatscope.training.checkpoint import TrainConfig, epoch_order
+from flatscope.training.loop import train
 from flatscope_papers.theory.sample_sizes import (
     approximation_and_estimation_error,
     dudley_entropy_bound,

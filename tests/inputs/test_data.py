@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from flatscope.errors import DataFileError, InputError, UnknownNameError
-from flatscope.inputs.loading import Data, channel_moments, load, random_stream, sample_order
+from flatscope.inputs.data_set import Data
+from flatscope.inputs.loading import channel_moments, load, random_stream, sample_order
 
 
 def digest(array: np.ndarray) -> str:
@@ -213,7 +214,7 @@ def test_npz_with_wrong_arrays(npz, change: dict[str, np.ndarray], words: list[s
 FACTORIES = """
 import dataclasses
 import numpy as np, torch
-from flatscope.inputs.loading import Data
+from flatscope.inputs.data_set import Data
 
 x, y = torch.arange(24.0).reshape(6, 1, 2, 2).double(), torch.arange(6) % 2
 def pair(): return x, y

@@ -26,8 +26,8 @@ from test_formats import fields, idx, python2_batch, records
 
 from flatscope.errors import DataFileError, InputError, UnknownNameError
 from flatscope.inputs.known_files import CIFAR10, MNIST, SETS, Download, KnownFile, PublicSet
-from flatscope.inputs.loading import available, fetch, load, verify
-from flatscope.inputs.public_sets import data_root, read_part
+from flatscope.inputs.loading import load
+from flatscope.inputs.public_sets import available, data_root, fetch, read_part, verify
 
 pytestmark = pytest.mark.long
 

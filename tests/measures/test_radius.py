@@ -21,8 +21,9 @@ from flatscope.measures.losses_along_lines import (
     moved_parameters,
 )
 from flatscope.measures.radius import drawn_radii, unit_normals
+from flatscope.training.checkpoint import TrainConfig
 from flatscope.training.label_noise import random_labels
-from flatscope.training.loop import TrainConfig, train
+from flatscope.training.loop import train
 from flatscope.training.models import build
 
 

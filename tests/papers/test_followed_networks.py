@@ -12,10 +12,10 @@ from torch.nn import functional
 
 import flatscope as fs
 from flatscope.inputs.loading import load
+from flatscope.training.evaluation import evaluate
+from flatscope.training.group_training import PopulationView
 from flatscope.training.initialization import initialize
-from flatscope.training.loop import evaluate
 from flatscope.training.models import build
-from flatscope.training.population import PopulationView
 from flatscope.training.sweeps.store import Store
 from flatscope_papers.petzka2019 import followed_networks
 from flatscope_papers.petzka2019.followed_networks import change_by_layer_rescaling, train_and_follow
@@ -97,7 +97,7 @@ def test_what_is_seen_is_what_the_library_measures(tmp_path: Path) -> None:
 def test_what_a_reparameterization_moves_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     names, moved = ["layer_trace", "layer_max_eigenvalue", "kappa", "kappa_trace", "rho"], []
 
-    def after_epoch(epoch: int, view: fs.training.population.PopulationView) -> None:
+    def after_epoch(epoch: int, view: fs.training.PopulationView) -> None:
         moved.append(change_by_layer_rescaling(view, [0, 1], names, ["fc3", "fc2"], [9, 25]))
 
     trials = [{"seed": seed, "epochs": 2} for seed in (0, 1)]

@@ -22,8 +22,9 @@ from flatscope.errors import InputError, Interrupted, UnknownNameError, WeightsE
 from flatscope.inputs.weight_files import load_weights, read_weights, save_weights
 from flatscope.training import gpu_steps
 from flatscope.training.checkpoint import TrainConfig, epoch_order, learning_rate, stream_seed
+from flatscope.training.evaluation import evaluate
 from flatscope.training.initialization import initialize
-from flatscope.training.loop import crop_and_flip, evaluate, train
+from flatscope.training.loop import crop_and_flip, train
 from flatscope.training.models import build, mlp
 
 torch.set_num_threads(1)

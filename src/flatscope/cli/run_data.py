@@ -8,24 +8,24 @@ import typer
 
 from flatscope.cli.output import show_grid, show_note, show_text
 from flatscope.formatting import numbered
-from flatscope.inputs import loading as data_sets
+from flatscope.inputs import public_sets
 
 
 def list_sets(data_root: Path | None) -> None:
     """Which data sets are here, and where."""
     rows = []
-    for entry in data_sets.available(data_root):
+    for entry in public_sets.available(data_root):
         n_files = numbered(len(entry.missing), "file") if entry.status == "absent" else ", ".join(entry.missing)
         shape = "x".join(str(extent) for extent in entry.shape)
         row = [entry.name, entry.status, str(entry.n_train), str(entry.n_test), shape, str(entry.n_classes)]
         rows.append([*row, str(entry.folder or ""), n_files])
     show_grid(["data set", "status", "train", "test", "shape", "classes", "folder", "missing"], rows)
-    show_note(f"the folder of data sets is {data_sets.data_root(data_root)}; `flatscope data fetch NAME` downloads")
+    show_note(f"the folder of data sets is {public_sets.data_root(data_root)}; `flatscope data fetch NAME` downloads")
 
 
 def fetch_set(name: str, data_root: Path | None) -> None:
     """Download a data set."""
-    paths = data_sets.fetch(name, data_root)
+    paths = public_sets.fetch(name, data_root)
     for path in paths:
         show_text(str(path))
     if not paths:
@@ -34,7 +34,7 @@ def fetch_set(name: str, data_root: Path | None) -> None:
 
 def verify_set(name: str, data_root: Path | None) -> None:
     """Compare the files with the published ones."""
-    checks = data_sets.verify(name, data_root)
+    checks = public_sets.verify(name, data_root)
     if not checks:
         show_note(f"{name} is embedded: there is no file to verify")
         return

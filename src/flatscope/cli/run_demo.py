@@ -14,7 +14,8 @@ from flatscope.cli.output import check_output_file, command_line, show_note, sho
 from flatscope.cli.run_compare import show_comparison_answer
 from flatscope.comparing.compare_function import compare
 from flatscope.errors import NumericalWarning
-from flatscope.inputs.loading import Data, load
+from flatscope.inputs.data_set import Data
+from flatscope.inputs.loading import load
 from flatscope.inputs.weight_files import save_weights
 from flatscope.landscapes.landscape_function import landscape
 from flatscope.measuring import bounds

@@ -47,7 +47,7 @@ from flatscope.doubts import MOST, TRAINING_ERROR, training_error_doubt
 from flatscope.errors import InputError, Interrupted
 from flatscope.formatting import numbered, readable_number
 from flatscope.headlines import headline_has_remark
-from flatscope.inputs.loading import Data, DataSource
+from flatscope.inputs.data_set import Data, DataSource
 from flatscope.inputs.weight_files import read_weights
 from flatscope.measures.layer_values import ASKED
 from flatscope.network.units import SCALES_STOP

@@ -14,8 +14,8 @@ from flatscope.disk import MOST_TEXT, read_file
 from flatscope.errors import InputError, Interrupted
 from flatscope.files import from_json_bytes
 from flatscope.input_checks import usable_device
+from flatscope.inputs.data_set import Data
 from flatscope.inputs.factories import find_factory
-from flatscope.inputs.loading import Data
 from flatscope.inputs.weight_files import STATE_FILE
 from flatscope.progress import progress_bar
 from flatscope.result import reading

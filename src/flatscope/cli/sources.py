@@ -19,10 +19,11 @@ from flatscope.cli.output import command_line
 from flatscope.disk import MOST_TEXT, read_file, read_with_sum
 from flatscope.errors import InputError, UnknownNameError, refuse_unknown
 from flatscope.files import file_digest, from_json_bytes
+from flatscope.inputs.data_set import Data, DataSource
 from flatscope.inputs.factories import find_factory
 from flatscope.inputs.hub_models import hub_model, is_hub_model, tokenizer_loader
 from flatscope.inputs.hub_tables import is_hub_data
-from flatscope.inputs.loading import Data, DataSource, load, load_or_read
+from flatscope.inputs.loading import load, load_or_read
 from flatscope.inputs.weight_files import STATE_FILE, WEIGHTS_FILE, load_weights
 from flatscope.isolation import private_randomness
 from flatscope.problem import Problem

@@ -33,28 +33,11 @@ from flatscope.inputs.hub_tables import is_hub_data
 from flatscope.inputs.known_files import SETS
 from flatscope.inputs.public_sets import (
     EMBEDDED,
-    Listing,
-    available,
     data_root,
     fetch,
     locate_set_files,
     read_part,
-    verify,
 )
-
-__all__ = [
-    "Data",
-    "DataSource",
-    "Listing",
-    "available",
-    "data_root",
-    "fetch",
-    "load",
-    "load_or_read",
-    "random_stream",
-    "sample_order",
-    "verify",
-]
 
 DIGITS_TEST_SIZE = 360
 STANDARDS = ("drawn", "all")

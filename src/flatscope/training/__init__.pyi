@@ -13,10 +13,10 @@ from flatscope.training.callbacks import write_mlflow as write_mlflow
 from flatscope.training.callbacks import write_tensorboard as write_tensorboard
 from flatscope.training.callbacks import write_wandb as write_wandb
 from flatscope.training.checkpoint import TrainConfig as TrainConfig
+from flatscope.training.evaluation import evaluate as evaluate
 from flatscope.training.group_training import PopulationView as PopulationView
 from flatscope.training.label_noise import corrupt_labels as corrupt_labels
 from flatscope.training.label_noise import random_labels as random_labels
-from flatscope.training.loop import evaluate as evaluate
 from flatscope.training.loop import train as train
 from flatscope.training.models import all_conv as all_conv
 from flatscope.training.models import build as build

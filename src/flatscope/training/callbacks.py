@@ -345,8 +345,6 @@ def _first_installed_class(names: tuple[str, ...], package: str) -> Any:
 
 _MADE_WHEN_ASKED = {"FlatscopeCallback": lightning_callback_class, "FlatscopeTrainerCallback": trainer_callback_class}
 
-__all__ = ["Recorder", "scalars", "write_mlflow", "write_tensorboard", "write_wandb"]
-
 
 def __getattr__(name: str) -> Any:
     if name in _MADE_WHEN_ASKED:

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from flatscope.errors import InputError
-from flatscope.inputs.loading import Data, random_stream, sample_order
+from flatscope.inputs.data_set import Data
+from flatscope.inputs.loading import random_stream, sample_order
 
 
 def random_labels(y: Tensor, n_classes: int, seed: int) -> Tensor:

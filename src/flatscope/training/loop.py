@@ -37,7 +37,6 @@ from flatscope.training.evaluation import (
     batch_loss,
     check_training_settings,
     checked_pair,
-    evaluate,
     history_row,
     unpack_pairs,
 )
@@ -49,8 +48,6 @@ from flatscope.training.gpu_steps import (
     step_is_the_same_every_time,
     wants_channels_last,
 )
-
-__all__ = ["TrainConfig", "TrainResult", "epoch_order", "evaluate", "learning_rate", "train"]
 
 BAR_SECONDS = 0.25  # between two updates of the progress bar within an epoch
 ERRORS = ("train_loss", "train_error", "test_loss", "test_error")

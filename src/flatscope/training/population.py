@@ -21,7 +21,7 @@ from flatscope.training.checkpoint import CheckpointPace, TrainingState, prepare
 from flatscope.training.evaluation import Pair, check_training_settings, checked_pair, checked_targets, unpack_pairs
 from flatscope.training.fused_chain import NotFused
 from flatscope.training.fused_stack import Fusing
-from flatscope.training.group_training import AfterEpoch, PopulationView, train_alone, train_stacked
+from flatscope.training.group_training import AfterEpoch, train_alone, train_stacked
 from flatscope.training.population_result import Population
 from flatscope.training.stacked_layers import NotStackable, StackedNetwork
 from flatscope.training.trials import (
@@ -37,8 +37,6 @@ from flatscope.training.trials import (
     read_trials,
     trial_data,
 )
-
-__all__ = ["Population", "PopulationView", "train_population"]
 
 PROBED_SAMPLES = 4
 # Multiplications of a forward pass over a batch from which on dense layers alone are trained faster as a stack: on an

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from flatscope.errors import InputError, UnknownNameError, refuse_unknown
-from flatscope.inputs.loading import Data, sample_order
+from flatscope.inputs.data_set import Data
+from flatscope.inputs.loading import sample_order
 from flatscope.isolation import private_randomness
 from flatscope.training import models
 from flatscope.training.checkpoint import TrainConfig, TrainingState, data_fingerprint

@@ -19,8 +19,9 @@ from test_sweep_kills import WORK, fork, lines, patiently, trials, wait_for, wor
 from trial_work import completions, log_of
 
 from flatscope.errors import InputError
-from flatscope.training.sweeps.engines import SweepFailed, run_units
+from flatscope.training.sweeps.engines import run_units
 from flatscope.training.sweeps.store import Store
+from flatscope.training.sweeps.unit_queue import SweepFailed
 
 pytestmark = [
     pytest.mark.long,

@@ -20,7 +20,8 @@ from trial_work import write_one
 from flatscope.errors import InputError
 from flatscope.training.sweeps import trial_files
 from flatscope.training.sweeps.configuration import from_json, plain_value, to_json
-from flatscope.training.sweeps.store import DamagedTrial, Store
+from flatscope.training.sweeps.store import Store
+from flatscope.training.sweeps.trial_files import DamagedTrial
 from flatscope.version import __version__
 
 pytestmark = [

@@ -19,8 +19,9 @@ from flatscope.training.initialization import initialize
 from flatscope.training.label_noise import confusion_set, corrupt_labels
 from flatscope.training.loop import train
 from flatscope.training.models import build
-from flatscope.training.sweeps.engines import SweepFailed, run_units
+from flatscope.training.sweeps.engines import run_units
 from flatscope.training.sweeps.store import Store
+from flatscope.training.sweeps.unit_queue import SweepFailed
 from flatscope.training.sweeps.work import table_metrics, train_and_measure
 
 DATA = {"name": "digits", "train_size": 80, "test_size": 40, "seed": 1, "flatten": True}

@@ -13,8 +13,9 @@ from trial_work import completions, log_of
 
 from flatscope.errors import InputError
 from flatscope.training.sweeps import engines, unit_queue
-from flatscope.training.sweeps.engines import SweepFailed, run_units
+from flatscope.training.sweeps.engines import run_units
 from flatscope.training.sweeps.store import Store
+from flatscope.training.sweeps.unit_queue import SweepFailed
 
 pytestmark = pytest.mark.long
 

@@ -29,7 +29,8 @@ from flatscope.registry import declarations
 from flatscope.symmetries.scaling import rescale
 from flatscope.table import options_text
 from flatscope.training.evaluation import evaluate
-from flatscope.training.population import PopulationView, train_population
+from flatscope.training.group_training import PopulationView
+from flatscope.training.population import train_population
 from flatscope.training.sweeps.engines import run_units
 from flatscope.training.sweeps.store import Store
 from flatscope.training.sweeps.work import Report, builder_of, samples_of, stored_problem, trial_of

@@ -203,8 +203,6 @@ class _Workers:
         self.start(worker.device)
 
 
-__all__ = ["ENGINES", "SweepFailed", "run_units"]
-
 ENGINES = ("local", "ray")
 
 

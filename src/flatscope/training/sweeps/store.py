@@ -36,8 +36,6 @@ from flatscope.training.sweeps.trial_files import CONFIG_FILE, PARTIAL, DamagedT
 from flatscope.training.sweeps.trial_moves import DROPPED, Joined, drop_file_of_trial, join_stores
 from flatscope.version import __version__
 
-__all__ = ["DamagedTrial", "Store", "Stored"]
-
 CLAIMS, FAILED, PLANS, UNFINISHED = ".claims", ".failed", ".plans", ".unfinished"
 KEYS_ENDING = ".keys"  # of the list of trials beside their checkpoints
 LEASE_SECONDS = 60.0

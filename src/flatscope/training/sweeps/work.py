@@ -31,18 +31,21 @@ from torch import Tensor, nn
 from flatscope.context import Context
 from flatscope.errors import FlatscopeError, InputError, UnknownNameError, refuse_unknown
 from flatscope.input_checks import usable_device
+from flatscope.inputs.data_set import Data
 from flatscope.inputs.factories import find_factory
 from flatscope.inputs.known_files import SETS
-from flatscope.inputs.loading import Data, load
+from flatscope.inputs.loading import load
 from flatscope.inputs.public_sets import EMBEDDED, data_root, locate_set_files
 from flatscope.measuring import bounds, measure
 from flatscope.problem import Problem
 from flatscope.registry import declarations, select, unknown_name
 from flatscope.table import Table
 from flatscope.training import models
+from flatscope.training.group_training import PopulationView
 from flatscope.training.initialization import schemes
 from flatscope.training.label_noise import confusion_set
-from flatscope.training.population import Population, PopulationView, train_population
+from flatscope.training.population import train_population
+from flatscope.training.population_result import Population
 from flatscope.training.sweeps.configuration import to_json
 from flatscope.training.sweeps.store import Store
 from flatscope.training.trials import (
