@@ -492,3 +492,27 @@ def test_a_form_that_has_one_value_of_the_network_is_compared() -> None:
     found = fs.compare(nets, (x, torch.arange(40) % 3), names, options={"kappa": {"form": "max"}})
     assert set(found.to_frame()["measure"]) == {"kappa", "l2_path_norm"}
     assert found.verdict("kappa[form=max]").word == "not comparable"
+
+
+def test_a_rounded_network_is_called_nearly_equal_and_another_training_is_not(
+    pair: dict[str, nn.Module], data: Data
+) -> None:
+    rounded = copy.deepcopy(pair["one"])
+    with torch.no_grad():
+        for value in rounded.parameters():
+            scale = value.abs().max() / 127
+            value.copy_((value / scale).round() * scale)
+    compared = fs.compare({**pair, "rounded": rounded, "again": copy.deepcopy(pair["one"])}, data, "l2_norm")
+    ((one, other, apart),) = compared.meta["near_copies"]
+    length = math.sqrt(sum(float(value.detach().square().sum()) for value in pair["one"].parameters()))
+    moved = math.sqrt(
+        sum(
+            float((a - b).detach().square().sum())
+            for a, b in zip(pair["one"].parameters(), rounded.parameters(), strict=True)
+        )
+    )
+    assert (one, other) == ("one", "rounded")
+    assert apart == pytest.approx(moved / length, rel=1e-5)
+    (remark,) = [remark for remark in compared.warnings() if remark.code == "near"]
+    assert "forecast" in remark
+    assert fs.Comparison.from_json(compared.to_json()).warnings() == compared.warnings()

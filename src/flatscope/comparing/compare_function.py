@@ -13,7 +13,7 @@ from typing import Any
 from torch import nn
 
 from flatscope.comparing.comparison import Comparison
-from flatscope.comparing.copies import TOLERANCE, find_copies
+from flatscope.comparing.copies import TOLERANCE, find_copies, find_near_copies
 from flatscope.comparing.held_out import HeldOut, paired_test_errors
 from flatscope.context import Context, Effort, make_effort
 from flatscope.errors import FlatscopeError, InputError, Interrupted, NotApplicable
@@ -101,6 +101,7 @@ def compare(
     tables: dict[str, Table] = {}
     stopped = ""
     distinct = [name for name in problems if name not in {pair.second for pair in copies}]
+    near = find_near_copies({name: problems[name] for name in distinct})
     tests = paired_test_errors(contexts, summaries, distinct)
     with progress_bar("Comparing", total=len(problems), lines=True) as advance:
         for number, (name, problem) in enumerate(problems.items(), 1):
@@ -127,6 +128,7 @@ def compare(
         "confidence": confidence,
         "seconds": round(time.perf_counter() - begun, 3),
         "not_looked": late,
+        "near_copies": near,
     }
     comparison = Comparison(tables, summaries, copies, meta)
     if stopped:

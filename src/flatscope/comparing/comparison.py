@@ -23,7 +23,7 @@ from flatscope.comparing.decision import (
 from flatscope.comparing.held_out import HeldOut, overlap_remarks, unpaired_test_errors
 from flatscope.comparing.losses import AT_EQUAL_LOSS, loss_remark
 from flatscope.comparing.records import kind_of_difference, records_by_measure
-from flatscope.comparing.remarks import Remark
+from flatscope.comparing.remarks import Remark, remarks_on_near_copies
 from flatscope.comparing.verdicts import (
     Quantity,
     SameFunction,
@@ -259,7 +259,7 @@ class Comparison(Result):
         if moved := self.moved_between_copies():
             text = "Different for networks that are one function, and so without meaning for the ranking"
             remarks.append(Remark("moved", f"{text}: {', '.join(moved)}."))
-        remarks += loss_remark(self.networks, str(self.meta.get("loss", "")))
+        remarks += loss_remark(self.networks, str(self.meta.get("loss", ""))) + remarks_on_near_copies(self.meta)
         remarks += remarks_on_undertrained_networks(self.networks) + remarks_on_slopes(self.networks)
         remarks += remarks_on_time_limit(self._quantities.values(), self.meta.get("not_looked", []))
         if len({network.architecture for network in self.networks.values()}) > 1:

@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,6 +14,7 @@ from torch import Tensor
 from flatscope.comparing.verdicts import SameFunction
 from flatscope.errors import FlatscopeError
 from flatscope.isolation import own_settings
+from flatscope.params import norm
 from flatscope.problem import Problem
 from flatscope.samples import Inputs, map_inputs, rows_of_inputs, tensors_of_inputs
 from flatscope.symmetries.basis_paths import BasisPaths
@@ -21,6 +23,7 @@ from flatscope.symmetries.basis_paths import BasisPaths
 # one weight of a small network by a few per cent, by more than 1e-5.
 TOLERANCE = 1e-5
 FARTHER = 10  # by which they may differ more where nobody measures them: around the samples
+NEAR = 0.1  # of the length of the weights: rounding to four bits moves them by about that
 NOISE = (0.3, 1.0, 3.0, 10.0)  # sizes around the samples, in standard deviations of their entries
 MOST_SAMPLES = 2_000
 OTHERWISE = "written otherwise"
@@ -67,6 +70,22 @@ def find_copies(
             how = _way_between_copies(problems[one], problems[other]) if modules[one] == modules[other] else OTHERWISE
             looked = any(gaps.looked for gaps in around.values())
             pairs.append(SameFunction(one, other, gap, samples, how, around=looked))
+    return pairs
+
+
+def find_near_copies(problems: Mapping[str, Problem]) -> list[list[Any]]:
+    """Pairs of networks of one form with nearly equal weights, and how far apart: 0.1 is a tenth of their length.
+
+    A rounded, pruned or briefly fine-tuned network and the one it was made of are such a pair.
+    """
+    pairs = []
+    for one, other in itertools.combinations(problems, 2):
+        base, moved = problems[one].params, problems[other].params
+        if {name: value.shape for name, value in base.items()} != {name: value.shape for name, value in moved.items()}:
+            continue
+        apart, length = norm({name: moved[name] - value for name, value in base.items()}), norm(base)
+        if 0 < apart <= NEAR * length:
+            pairs.append([one, other, apart / length])
     return pairs
 
 
