@@ -139,8 +139,8 @@ def _equivalent_problems(
 
     def twins() -> Iterator[Problem]:
         for trial in range(trials):
-            own = (seed * 10_007 + trial) % 2**63
-            other = base.rescaled(equivalent_network(base.model, graph, example, way, low, high, own))
+            twin_seed = (seed * 10_007 + trial) % 2**63
+            other = base.rescaled(equivalent_network(base.model, graph, example, way, low, high, twin_seed))
             for inputs, _ in base.batches():  # other samples may take another way than the example
                 refuse_if_different(base.model, other.model, inputs, f"audit by {way}")
             other.initial = base.initial

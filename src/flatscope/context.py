@@ -172,8 +172,8 @@ class Context:
 
         The context is at the problem's own weights: at others, such as zeros, two ways to a number may agree by chance.
         """
-        own = all(self.params[name] is value for name, value in self.problem.params.items())
-        return self.problem.facts.once(function, self if own else self.on(self.problem), **options)
+        unmoved = all(self.params[name] is value for name, value in self.problem.params.items())
+        return self.problem.facts.once(function, self if unmoved else self.on(self.problem), **options)
 
     def forget(self) -> None:
         """Let go of all that was computed: much of it knows its context, and would wait for the garbage collector."""
@@ -297,9 +297,9 @@ def sample_margins(outputs: Tensor, targets: Tensor) -> Tensor:
     """
     if outputs.ndim == 1 or outputs.shape[1] == 1:
         return (2 * targets - 1).to(outputs.dtype) * outputs.reshape(len(targets))
-    own = outputs.gather(1, targets[:, None]).squeeze(1)  # (n,)
+    of_label = outputs.gather(1, targets[:, None]).squeeze(1)  # (n,)
     others = outputs.scatter(1, targets[:, None], -torch.inf).amax(1)  # (n,)
-    return own - others
+    return of_label - others
 
 
 def _mean_gradient(ctx: Context) -> Params:

@@ -75,7 +75,7 @@ def _end_of_group(pieces: list[str], position: int) -> int:
 
 
 def explained_and_unexplained_symbols(
-    formula: str, known: Iterable[str], own: Iterable[str] = ()
+    formula: str, known: Iterable[str], own_symbols: Iterable[str] = ()
 ) -> tuple[list[str], list[str]]:
     r"""Known symbols that a formula uses, in its order, and the pieces that none of them explains.
 
@@ -87,16 +87,17 @@ def explained_and_unexplained_symbols(
         (['w^l', '\\|\\cdot\\|_F', 'H_l'], ['l'])
     """
     pieces = formula_tokens(formula)
-    own = set(own)
+    own_symbols = set(own_symbols)
     of_symbols = {
-        symbol: ([symbol] if symbol.startswith(r"\|\cdot\|") else formula_tokens(symbol)) for symbol in {*known, *own}
+        symbol: ([symbol] if symbol.startswith(r"\|\cdot\|") else formula_tokens(symbol))
+        for symbol in {*known, *own_symbols}
     }
     first: dict[str, int] = {}
     covered = [False] * len(pieces)
     for symbol, sought in sorted(of_symbols.items(), key=lambda item: -len(item[1])):
         for start in range(len(pieces) - len(sought) + 1):
             place = slice(start, start + len(sought))
-            if pieces[place] == sought and (symbol in own or not any(covered[place])):
+            if pieces[place] == sought and (symbol in own_symbols or not any(covered[place])):
                 covered[place] = [True] * len(sought)
                 first.setdefault(symbol, start)
     left = [piece for piece, done in zip(pieces, covered, strict=True) if not done and _has_meaning(piece)]

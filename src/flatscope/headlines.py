@@ -90,12 +90,14 @@ def bounds_headline(frame: pd.DataFrame) -> list[str]:
     below = valued[~valued["vacuous"].astype(bool)]
     certified = below[~below["assumptions"].str.contains(UNCERTIFIED)]
     if certified.empty:
-        told = f"{len(valued)} of {numbered(len(frame), 'bound')} could be evaluated"
-        told += (
+        evaluated = f"{len(valued)} of {numbered(len(frame), 'bound')} could be evaluated"
+        evaluated += (
             f", {len(below)} of them below 1 and not certified" if len(below) else ", all of them vacuous (1 or more)"
         )
         return [
-            f"Nothing is guaranteed: {told}." if len(valued) else "Nothing is guaranteed: no bound has a value here.",
+            f"Nothing is guaranteed: {evaluated}."
+            if len(valued)
+            else "Nothing is guaranteed: no bound has a value here.",
             "A vacuous bound says nothing of the test error, and the smaller of two does not say which is better.",
             "Next: fs.bounds(problem, 'pac_bayes_optimised') with the weights before training, or held-out data.",
         ]
@@ -168,16 +170,16 @@ def _first_values_in_words(frame: pd.DataFrame) -> str:
     """The first values of a table that has nothing about minima."""
     whole = rows_of(frame, "network").drop_duplicates("measure")
     valued = whole[whole["value"].notna()]
-    told = [f"{row['measure']} {_value_in_words(row)}" for _, row in valued.head(MOST_NAMED).iterrows()]
+    values = [f"{row['measure']} {_value_in_words(row)}" for _, row in valued.head(MOST_NAMED).iterrows()]
     missing = frame["value"].isna().groupby(frame["measure"]).all()
     if missing.all():
         return "Nothing could be measured here: each row says why."
-    more = missing.size - len(told) - int(missing.sum())
+    more = missing.size - len(values) - int(missing.sum())
     if more:
-        told.append(
-            f"{numbered(more, 'more measure')} in the rows below" if told else f"values of {LOWER_LEVELS} below"
+        values.append(
+            f"{numbered(more, 'more measure')} in the rows below" if values else f"values of {LOWER_LEVELS} below"
         )
-    return f"{', '.join(told)}."
+    return f"{', '.join(values)}."
 
 
 def _value_in_words(row: Any) -> str:

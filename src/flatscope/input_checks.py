@@ -268,10 +268,10 @@ def usable_device(device: str | torch.device) -> torch.device:
     return place
 
 
-def usable_dtype(dtype: torch.dtype | None, own: torch.dtype) -> torch.dtype:
+def usable_dtype(dtype: torch.dtype | None, model_dtype: torch.dtype) -> torch.dtype:
     """Half precision is refused when asked for, and left when it is the model's: curvature needs the digits."""
     if dtype is None:
-        return torch.float64 if own == torch.float64 else torch.float32
+        return torch.float64 if model_dtype == torch.float64 else torch.float32
     if dtype not in (torch.float32, torch.float64):
         fix = "torch.float64, not its name" if isinstance(dtype, str) else "Half precision has too few digits"
         raise InputError("torch.float32 or torch.float64", repr(dtype), "dtype", fix)

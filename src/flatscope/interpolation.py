@@ -181,8 +181,8 @@ def _loss_and_accuracy_of_weights(
     buffers = _batchnorm_statistics(problem, several) if recompute else [dict(problem.buffers)] * len(several)
     losses, right = torch.zeros(2, len(several), dtype=torch.float64, device=problem.device)
     for inputs, targets in problem.batches():
-        for place, (params, own) in enumerate(zip(several, buffers, strict=True)):
-            outputs = problem.forward(inputs, params, own)
+        for place, (params, network_buffers) in enumerate(zip(several, buffers, strict=True)):
+            outputs = problem.forward(inputs, params, network_buffers)
             losses[place] += problem.loss(outputs, targets).double().sum()
             if problem.classification:
                 right[place] += (sample_margins(outputs, targets) > 0).double().sum()
@@ -227,13 +227,13 @@ def _batchnorm_statistics(problem: Problem, several: Sequence[Params]) -> list[P
     for name, uses in _batchnorm_uses(problem).items():
         module, moments = problem.model.get_submodule(name), [_Moments(uses) for _ in several]
         for inputs, _ in problem.batches():
-            for params, own, seen in zip(several, buffers, moments, strict=True):
+            for params, network_buffers, seen in zip(several, buffers, moments, strict=True):
                 with module.register_forward_pre_hook(seen), contextlib.suppress(_Reached):
-                    problem.forward(inputs, params, own)
-        for own, seen in zip(buffers, moments, strict=True):
+                    problem.forward(inputs, params, network_buffers)
+        for network_buffers, seen in zip(buffers, moments, strict=True):
             for kind, value in zip(("mean", "var"), seen.mean_and_variance(), strict=True):
                 key = f"{name}.running_{kind}".removeprefix(".")
-                own[key] = value.to(own[key])
+                network_buffers[key] = value.to(network_buffers[key])
     return buffers
 
 

@@ -74,11 +74,11 @@ class SGLD(torch.optim.Optimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group; a temperature or noise given in it takes the place of the other one's default."""
-        own = dict(param_group)
-        if (own.get("temperature") is None) != (own.get("noise") is None):
-            own["noise" if own.get("noise") is None else "temperature"] = None
-        _check_settings({**self.defaults, **own})
-        super().add_param_group(own)
+        group = dict(param_group)
+        if (group.get("temperature") is None) != (group.get("noise") is None):
+            group["noise" if group.get("noise") is None else "temperature"] = None
+        _check_settings({**self.defaults, **group})
+        super().add_param_group(group)
 
     def noise_powers(self) -> list[float]:
         """γ'_t of the next step, for each group."""

@@ -52,8 +52,8 @@ class Overlap:
         if self.again <= (MANY_AGAIN + self.usual) * self.n:
             return ""
         looked = f"{self.n:,} of {self.whole:,} were looked at; " if self.n < self.whole else ""
-        told = f"{self.again:,} of {self.n:,} test samples have the inputs of training samples"
-        return f"{told}: {looked}they are not held out"
+        overlap_in_words = f"{self.again:,} of {self.n:,} test samples have the inputs of training samples"
+        return f"{overlap_in_words}: {looked}they are not held out"
 
     @classmethod
     def from_meta(cls, meta: Mapping[str, Any]) -> Self | None:

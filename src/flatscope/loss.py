@@ -216,9 +216,9 @@ def negative_log_probability(logits: Tensor, classes: Tensor) -> Tensor:
     The derivative of log p by its own logit is 1 − p, which has no digit left in float32 where a network is sure of its
     class; written like this nothing is subtracted from one.
     """
-    own = classes[..., None]
-    others = logits.scatter(-1, own, -torch.inf).logsumexp(-1)
-    return functional.softplus(others - logits.gather(-1, own).squeeze(-1), threshold=LARGE)
+    labels = classes[..., None]
+    others = logits.scatter(-1, labels, -torch.inf).logsumexp(-1)
+    return functional.softplus(others - logits.gather(-1, labels).squeeze(-1), threshold=LARGE)
 
 
 def are_log_probabilities(outputs: Tensor, tolerance: float = 1e-3) -> bool:

@@ -152,20 +152,20 @@ def process_group(device: str | None = None) -> Iterator[str | None]:
     if not launched() or dist.is_initialized():
         yield device
         return
-    own = device
+    group_device = device
     if device == "cuda":
-        own = f"cuda:{int(os.environ.get('LOCAL_RANK', '0')) % max(1, torch.cuda.device_count())}"
-    on_gpu = own is not None and own.startswith("cuda")
+        group_device = f"cuda:{int(os.environ.get('LOCAL_RANK', '0')) % max(1, torch.cuda.device_count())}"
+    on_gpu = group_device is not None and group_device.startswith("cuda")
     # NCCL refuses two ranks on one GPU.
     crowded = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) > torch.cuda.device_count()
     if on_gpu:
-        torch.cuda.set_device(own)
+        torch.cuda.set_device(group_device)
     dist.init_process_group("nccl" if on_gpu and not crowded and dist.is_nccl_available() else "gloo")
     try:
         with warnings.catch_warnings():
             if dist.get_rank():
                 warnings.simplefilter("ignore")  # the first rank says it for all
-            yield own
+            yield group_device
         with _together():
             dist.barrier()  # nobody hangs up while another still listens
     finally:

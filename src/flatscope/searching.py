@@ -51,10 +51,10 @@ def uphill_directions(ctx: Context, stream: str, many: int) -> Params:
     totals = {name: value.new_zeros(many, *value.shape[1:]) for name, value in along.items()}
     seen = 0
     for inputs, targets in ctx.batches():
-        own = weights[:, seen : seen + len(targets)].to(targets.device)
+        batch_weights = weights[:, seen : seen + len(targets)].to(targets.device)
         seen += len(targets)
         for row in range(many):
-            for name, gradient in loss_and_gradient(ctx, (inputs, targets), at, own[row])[1].items():
+            for name, gradient in loss_and_gradient(ctx, (inputs, targets), at, batch_weights[row])[1].items():
                 totals[name][row] += gradient
     for kind in ("forward", "backward"):
         ctx.charge_passes(kind, many * n)

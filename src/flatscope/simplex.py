@@ -130,13 +130,18 @@ class Simplex(DrawnResult):
         if math.isnan(barrier):
             return [*remarks, "Some mixtures have no loss: how high the barrier is there is not known."]
         middle = float(self.loss[self.weights.sub(1 / self.weights.shape[1]).abs().sum(1).argmin()])
-        told = f"barrier {readable_number(barrier, 3)}, "
-        told += f"loss {readable_number(middle, 3)} in the middle, {readable_number(highest, 3)} at an end"
+        barrier_in_words = f"barrier {readable_number(barrier, 3)}, "
+        barrier_in_words += f"loss {readable_number(middle, 3)} in the middle, {readable_number(highest, 3)} at an end"
         if self._is_low(barrier, highest):
             worth = "Averaging is worth a try: check it on held-out data."
-            return [*remarks, f"No barrier to speak of: {told}.", worth]
+            return [*remarks, f"No barrier to speak of: {barrier_in_words}.", worth]
         order = "Units in another order alone make a barrier too: these need not be two minima."
-        return [*remarks, f"A barrier stands between the networks: {told}.", "Do not average them as they are.", order]
+        return [
+            *remarks,
+            f"A barrier stands between the networks: {barrier_in_words}.",
+            "Do not average them as they are.",
+            order,
+        ]
 
     def _is_low(self, barrier: float, highest: float) -> bool:
         """True if mixtures are as good as the networks: by the errors where there are classes, else by the loss."""

@@ -21,13 +21,13 @@ def answers_with_reasons(
         scale: of the run.
         reasons: why a claim may fail at this scale, by the key of the claim.
     """
-    told = dict(answers)
+    explained = dict(answers)
     for claim in claims:
-        answer = told[claim.key]
+        answer = explained[claim.key]
         if claim.key in reasons and finding_of_claim(claim, answer, scale).verdict == CONTRADICTED:
             words = "; ".join(part for part in (answer.note, f"{BEGINS}{reasons[claim.key]}") if part)
-            told[claim.key] = replace(answer, note=words)
-    return told
+            explained[claim.key] = replace(answer, note=words)
+    return explained
 
 
 def answer_without_reason(answer: Answer) -> Answer:

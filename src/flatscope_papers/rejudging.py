@@ -33,21 +33,27 @@ def result_with_current_claims(declared: Study, saved: StudyResult, tables: Mapp
     """
     if declared.table_of not in tables:
         raise InputError(f"the table of {declared.table_of}", "none saved", where=f"{declared.name}, {saved.scale}")
-    own = declared.from_table(tables[declared.table_of], saved.scale) if declared.from_table else None
+    analysis_of_table = declared.from_table(tables[declared.table_of], saved.scale) if declared.from_table else None
     numbers = {claim.key: claim.number for claim in declared.claims}
     answers = {
         finding.claim.key: answer_without_reason(finding.answer)
         for finding in saved.findings
         if numbers.get(finding.claim.key) == finding.claim.number
-    } | dict(own.answers if own else {})
+    } | dict(analysis_of_table.answers if analysis_of_table else {})
     claims = tuple(claim for claim in declared.claims if claim.key in answers)
     known: dict[str, Answer] = {claim.key: answers[claim.key] for claim in claims}
     asked = replace(declared, words=replace(declared.words, claims=claims))
-    notes = tuple(dict.fromkeys((*saved.notes, *(own.notes if own else ()))))
+    notes = tuple(dict.fromkeys((*saved.notes, *(analysis_of_table.notes if analysis_of_table else ()))))
     provenance = {**saved.provenance, "judged again": datetime.now(UTC).strftime("%Y-%m-%d")}
-    analysis = Analysis(saved.table, known, own.draw if own else keep_saved_figure, notes, own.reasons if own else {})
+    analysis = Analysis(
+        saved.table,
+        known,
+        analysis_of_table.draw if analysis_of_table else keep_saved_figure,
+        notes,
+        analysis_of_table.reasons if analysis_of_table else {},
+    )
     result = judged_study_result(asked, saved.scale, analysis, provenance)
     drawn = (
-        own is not None and own.draw is not keep_saved_figure and bool(saved.svg)
+        analysis_of_table is not None and analysis_of_table.draw is not keep_saved_figure and bool(saved.svg)
     )  # no picture is kept of a scale that a larger one has superseded
     return result if drawn else replace(result, svg=saved.svg, png=saved.png)

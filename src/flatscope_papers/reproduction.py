@@ -109,8 +109,8 @@ def claim_entries_of_study(declared: Study, results: Results) -> list[Entry]:
         known = {scale: finding for scale, finding in same if finding.claim.number == claim.number}
         scale = next(iter(known), "")
         for place, finding in known.items():  # a number is told in today's words
-            told = replace(finding.claim, headline=claim.headline, quantity=claim.quantity)
-            known[place] = replace(finding, claim=told)
+            reworded = replace(finding.claim, headline=claim.headline, quantity=claim.quantity)
+            known[place] = replace(finding, claim=reworded)
         finding = known.pop(scale) if scale else Finding(claim, Answer(math.nan, runs=0), NOT_RUN)
         entries.append(Entry(declared, finding, scale, known))
     return entries

@@ -155,8 +155,8 @@ def judge(
             tables = {other: at[scale].table for other, at in saved.items() if scale in at}
             after = result_with_current_claims(find_study(name), before, tables)
             same_claims = _stored_claims(after) == _stored_claims(before)
-            told = (after.rows(), after.deviations, after.notes)
-            if same_claims and told == (before.rows(), before.deviations, before.notes):
+            rewritten = (after.rows(), after.deviations, after.notes)
+            if same_claims and rewritten == (before.rows(), before.deviations, before.notes):
                 continue
             after.save(results / name / scale)
             verdicts = {finding.claim.key: finding.verdict for finding in before.findings}
@@ -191,9 +191,9 @@ def show(
         check_scale(scale)
     damaged: dict[tuple[str, str], DataFileError] = {}
     saved = load_results(folder, damaged).get(name, {})
-    own = {other: problem for (study, other), problem in damaged.items() if study == name}
+    damaged_scales = {other: problem for (study, other), problem in damaged.items() if study == name}
     again = f"flatscope study run {name} --scale {scale or 'small'}{'' if results is None else f' --out {folder}'}"
-    _refuse_missing_scale(scale, list(saved), own, folder / name, again)
+    _refuse_missing_scale(scale, list(saved), damaged_scales, folder / name, again)
     result = saved.get(scale) if scale else result_at_largest_scale(saved) or saved.get("smoke")
     typer.echo(f"{entry.title}\n{FOUR_PAPERS[entry.paper]}, {entry.figure}\n\n{entry.description}\n")
     if result is None:
@@ -205,7 +205,7 @@ def show(
     _print_result(result)
     _print_result_details(result, [other for other in results_by_scale(saved) if other is not result])
     _print_list("At paper scale", [entry.words.at_paper_scale])
-    for problem in own.values():
+    for problem in damaged_scales.values():
         show_note(str(problem))
 
 

@@ -84,12 +84,16 @@ class StudyResult:
         first = self.provenance.get("first run")
         facts = UNKNOWN | dict(first or self.provenance)
         trials, now = facts.get("configurations", 0), facts.get("of which run now", 0)
-        told = f"{self.scale} scale, {facts['seconds']:g} s on {facts['device']}, {facts['date']}"
+        run_in_words = f"{self.scale} scale, {facts['seconds']:g} s on {facts['device']}, {facts['date']}"
         if first is None and trials and not now:
             return f"{self.scale} scale, {_reanalysis_in_words(facts)}"
         if now < trials:
-            told += f"; {trials - now} of {trials} trials were there already"
-        return told if first is None else f"{told}; {_reanalysis_in_words(UNKNOWN | dict(self.provenance))}"
+            run_in_words += f"; {trials - now} of {trials} trials were there already"
+        return (
+            run_in_words
+            if first is None
+            else f"{run_in_words}; {_reanalysis_in_words(UNKNOWN | dict(self.provenance))}"
+        )
 
     def with_run_facts_of(self, before: StudyResult) -> StudyResult:
         """This result; where nothing was run for it, with what it took when its trials were run."""

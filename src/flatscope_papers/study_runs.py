@@ -130,7 +130,7 @@ def judged_study_result(declared: Study, scale: str, analysis: Analysis, provena
             f"an answer to each claim ({', '.join(asked)})", ", ".join(answered) or "none", where=declared.name
         )
     reasons = declared.words.reasons_at(scale) | dict(analysis.reasons)
-    told = answers_with_reasons(analysis.answers, declared.claims, scale, reasons)
+    answers = answers_with_reasons(analysis.answers, declared.claims, scale, reasons)
     figure = Figure(figsize=(7.0, 4.2), layout="constrained")
     # Fixed names inside the file: the same figure gives the same bytes.
     with mpl.rc_context({"svg.hashsalt": declared.name, "svg.fonttype": "none", "font.size": 9}):
@@ -144,7 +144,7 @@ def judged_study_result(declared: Study, scale: str, analysis: Analysis, provena
         source=declared.figure,
         scale=scale,
         table=analysis.table,
-        findings=tuple(finding_of_claim(claim, told[claim.key], scale) for claim in declared.claims),
+        findings=tuple(finding_of_claim(claim, answers[claim.key], scale) for claim in declared.claims),
         svg=drawn["svg"].decode(),
         png=drawn.get("png", b""),
         deviations=tuple(declared.words.differs.get(scale, ())),

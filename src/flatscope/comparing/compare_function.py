@@ -263,9 +263,9 @@ def _refuse_other_data(problems: Mapping[str, Problem]) -> None:
         if problem.train is first.train:
             continue
         with untouched_randomness((*first.generators, *problem.generators)):
-            own, again, theirs = order_digest(first.train), order_digest(first.train), order_digest(problem.train)
-        shuffled = own != again  # then only their number can be compared
-        if problem.n_train != first.n_train or (not shuffled and own != theirs):
+            digest, again, theirs = order_digest(first.train), order_digest(first.train), order_digest(problem.train)
+        shuffled = digest != again  # then only their number can be compared
+        if problem.n_train != first.n_train or (not shuffled and digest != theirs):
             got = f"others than those of {first_name}"
             raise InputError("the same training samples in the same order for all networks", got, where=where)
 

@@ -62,12 +62,12 @@ def decide_network_to_keep(
     usable = tests if is_new and not (overlap is not None and overlap.leaked) else None
     able = networks_able_at_high_loss(distinct, networks, usable)
     if not able and (untrained := _reason_nothing_is_trained(distinct, networks)):
-        told = (
+        sentence = (
             f"; test {_test_quantity_in_plural(usable)}: {first_test_errors_in_words(usable, distinct)}"
             if usable
             else ""
         )
-        return Decision("train on", tuple(distinct), f"Train first, or check the data: {untrained}{told}.")
+        return Decision("train on", tuple(distinct), f"Train first, or check the data: {untrained}{sentence}.")
     if tests is None or not is_new:
         why = "no test data were given" if tests is None else "the test samples are the training samples"
         text = f"Hold out test data before you choose: {why}, and flatness alone should not decide."
@@ -151,8 +151,8 @@ def _decide_by_test_errors(
         text = (
             f"Train on before you choose: {names_in_words(level)} are not at a minimum, and test {many} do not differ"
         )
-        told = first_test_errors_in_words(tests, [name for name in lowest_first if name in level])
-        return Decision("train on", tuple(level), f"{text} ({told}).")
+        errors_in_words = first_test_errors_in_words(tests, [name for name in lowest_first if name in level])
+        return Decision("train on", tuple(level), f"{text} ({errors_in_words}).")
     if len(distinct) == 2:
         text = f"Keep either: test {many} do not differ ({values}); flatness should not decide."
         return Decision("either", tuple(level), text)
@@ -174,10 +174,10 @@ def first_test_errors_in_words(tests: HeldOut, names: Sequence[str]) -> str:
     return _first_few_in_words([f"{name} {test_error_in_words(tests, name)}" for name in names])
 
 
-def _first_few_in_words(told: Sequence[str]) -> str:
+def _first_few_in_words(sentences: Sequence[str]) -> str:
     """The first of them as people list them, and how many there are more."""
     return names_in_words(
-        [*told[:MOST_VALUES], *([f"{len(told) - MOST_VALUES} more"] if len(told) > MOST_VALUES else [])]
+        [*sentences[:MOST_VALUES], *([f"{len(sentences) - MOST_VALUES} more"] if len(sentences) > MOST_VALUES else [])]
     )
 
 
@@ -216,11 +216,11 @@ def ranking_record_in_words(difference: str, counting: Sequence[str]) -> str:
     best = max((name for name in counting if name in known), key=lambda name: known[name].psi, default="")
     flat = known["rho_sum"]
     if best:
-        told = f"{best} was {known[best].words}, rho_sum in {flat.share}, a coin in 50 %"
+        record = f"{best} was {known[best].words}, rho_sum in {flat.share}, a coin in 50 %"
     else:
         vote = known[RANKING]
-        told = f"rho_sum was {flat.words}, the best measures together in {vote.share}, a coin in 50 %"
-    return f"What that is worth, for {asked}, on 1,024 small networks: {told}."
+        record = f"rho_sum was {flat.words}, the best measures together in {vote.share}, a coin in 50 %"
+    return f"What that is worth, for {asked}, on 1,024 small networks: {record}."
 
 
 def untried_loss_in_words(loss: str) -> str:

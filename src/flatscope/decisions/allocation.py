@@ -108,9 +108,9 @@ class Allocation(dict[str, int], Result):
     def headline_lines(self) -> list[str]:
         """Bits on average, what that is expected to cost, what to do next."""
         mean = readable_number(self.mean_bits, 3)
-        told = f"{mean} bits a weight on average; the layers' single rises of the loss add up to"
+        answer = f"{mean} bits a weight on average; the layers' single rises of the loss add up to"
         return [
-            f"{told} {readable_number(self.sum_of_rises, 3)}.",
+            f"{answer} {readable_number(self.sum_of_rises, 3)}.",
             "Next: s.apply(model, allocation) rounds all and measures.",
         ]
 

@@ -172,13 +172,13 @@ def _rounded_copy(model: nn.Module, moving: dict[str, int], rounding: str, probl
     base = _problem_with_weights_of(problem, copy)
     twin = Context(problem_with_all_weights_free(base).plain)
     layers = {layer.name: layer for layer in twin.network}
-    own, rule = dict(copy.named_parameters()), Rounding.named(rounding)
+    parameters, rule = dict(copy.named_parameters()), Rounding.named(rounding)
     steps: dict[str, Params] = {}
     for name, bits in moving.items():
         layer = layers[name]
         weight = twin.params[layer.weight]
         place, rounded = _place_of_layer_weight(base.params, weight, layer), rule.rounded(weight, layer, bits)
-        write_into(own, place, rounded)  # as it is: the sum w + Δ would leave the grid by rounding
+        write_into(parameters, place, rounded)  # as it is: the sum w + Δ would leave the grid by rounding
         after = {place.parameter: base.params[place.parameter].clone()}
         write_into(after, place, rounded)
         steps[name] = {place.parameter: after[place.parameter] - base.params[place.parameter]}

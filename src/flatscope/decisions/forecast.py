@@ -107,8 +107,8 @@ class Forecast(DrawnResult):
     def headline_lines(self) -> list[str]:
         """Change of the loss, the layers that cause it, and whether the prediction was right."""
         measured, predicted = self.measured, self.predicted
-        told = "not predicted" if math.isnan(predicted.value) else f"predicted {_change_in_words(predicted)}"
-        lines = [f"The new weights change this loss by {_change_in_words(measured)}; {told}."]
+        prediction = "not predicted" if math.isnan(predicted.value) else f"predicted {_change_in_words(predicted)}"
+        lines = [f"The new weights change this loss by {_change_in_words(measured)}; {prediction}."]
         if not math.isnan(self.error_change.value):
             lines.append(f"Change of the error: {_change_in_words(self.error_change)}.")
         shares = self._frame[self._frame["layer"] != ALL].sort_values("predicted", ascending=False)

@@ -123,10 +123,10 @@ def multitask(ctx: Context, *, delta: float, tasks: int = 10, bits: int = 32) ->
         raise NotApplicable("the network has no dense or convolutional layer")
     refuse_unless_whole(bits, "bits")
     last = ctx.network.layers[-1]
-    own = count_scalars(ctx.trainable[name] for name in (last.weight, last.bias) if name in ctx.trainable)
-    shared = count_scalars(ctx.trainable.values()) - own
+    of_last_layer = count_scalars(ctx.trainable[name] for name in (last.weight, last.bias) if name in ctx.trainable)
+    shared = count_scalars(ctx.trainable.values()) - of_last_layer
     log_two = bits * math.log(2)
-    return Value(multitask_gap(ctx.problem.n_train, tasks, own * log_two, shared * log_two, delta))
+    return Value(multitask_gap(ctx.problem.n_train, tasks, of_last_layer * log_two, shared * log_two, delta))
 
 
 def robust_gap(spread: float, cells: float, largest: float, n: int, delta: float, log_weight: float = 0.0) -> float:
@@ -252,8 +252,8 @@ def spread_by_sample(cell: Tensor, losses: Tensor, n_train: int) -> Tensor:
     k = int(cell.max()) + 1
     highest = torch.full((k,), -math.inf, dtype=losses.dtype).scatter_reduce(0, cell, losses, "amax")
     lowest = torch.full((k,), math.inf, dtype=losses.dtype).scatter_reduce(0, cell, losses, "amin")
-    own, at = losses[:n_train], cell[:n_train]
-    return torch.maximum(highest[at] - own, own - lowest[at])
+    training_losses, at = losses[:n_train], cell[:n_train]
+    return torch.maximum(highest[at] - training_losses, training_losses - lowest[at])
 
 
 def input_vectors(inputs: Inputs) -> Tensor:

@@ -168,9 +168,9 @@ def rademacher_l1(ctx: Context, *, delta: float) -> Value:
     Args:
         delta: the bound holds with probability at least 1 - delta.
     """
-    n, own = ctx.problem.n_train, ctx.cached(l1_class)
-    value = 2 * own.margin_complexity(n) + math.sqrt(math.log(1 / delta) / (2 * n))
-    return Value(value, reason=f"B = {', '.join(f'{b:.3g}' for b in own.bounds)}")
+    n, l1 = ctx.problem.n_train, ctx.cached(l1_class)
+    value = 2 * l1.margin_complexity(n) + math.sqrt(math.log(1 / delta) / (2 * n))
+    return Value(value, reason=f"B = {', '.join(f'{b:.3g}' for b in l1.bounds)}")
 
 
 def margin_bound(fraction: float, complexity: float, gamma: float, supremum: float, n: int, delta: float) -> float:
@@ -196,20 +196,20 @@ def margin_l1(ctx: Context, *, delta: float) -> Value:
     Args:
         delta: the bound holds with probability at least 1 - delta.
     """
-    n, own, margins = ctx.problem.n_train, ctx.cached(l1_class), ctx.scores().margins
+    n, l1, margins = ctx.problem.n_train, ctx.cached(l1_class), ctx.scores().margins
     assert margins is not None  # class labels are needed, by declaration
-    complexity, ordered = own.margin_complexity(n), margins.sort().values
+    complexity, ordered = l1.margin_complexity(n), margins.sort().values
     delta /= 2  # summed over the margins of a geometric grid the failures come to π²/6 times what (60) says
-    candidates = [*dict.fromkeys(ordered[ordered > 0].tolist()), 2 * own.supremum]
+    candidates = [*dict.fromkeys(ordered[ordered > 0].tolist()), 2 * l1.supremum]
     best, gamma = math.inf, math.nan
     for candidate in candidates:
-        if 0 < candidate <= 2 * own.supremum:
+        if 0 < candidate <= 2 * l1.supremum:
             below = int(torch.searchsorted(ordered, candidate)) / n  # strictly smaller
-            value = margin_bound(below, complexity, candidate, own.supremum, n, delta)
+            value = margin_bound(below, complexity, candidate, l1.supremum, n, delta)
             best, gamma = min((best, gamma), (value, candidate))
     if math.isinf(best):
         raise NotApplicable("the network's outputs are all equal")
-    return Value(best, reason=f"at γ = {gamma:.3g}; R = {complexity:.3g}, C = {own.supremum:.3g}")
+    return Value(best, reason=f"at γ = {gamma:.3g}; R = {complexity:.3g}, C = {l1.supremum:.3g}")
 
 
 def local_margin_bound(
@@ -236,12 +236,12 @@ def margin_rademacher(ctx: Context, *, delta: float, constant: float = 1.0, epsi
         constant: K, which the theorem leaves open.
         epsilon: γ is the margin that this fraction of the samples reach at most.
     """
-    n, own, margins = ctx.problem.n_train, ctx.cached(l1_class), ctx.scores().margins
+    n, l1, margins = ctx.problem.n_train, ctx.cached(l1_class), ctx.scores().margins
     assert margins is not None
     gamma = float(margin(ctx, epsilon=epsilon))
     if not gamma > 0:
         raise NotApplicable(f"a positive margin of all but {epsilon:g} of the samples", f"{gamma:.4g}")
-    fraction, complexity = float((margins < gamma).double().mean()), own.margin_complexity(n)
-    supremum = own.supremum if own.classes == 2 else 2 * own.supremum  # a margin is a difference of outputs
+    fraction, complexity = float((margins < gamma).double().mean()), l1.margin_complexity(n)
+    supremum = l1.supremum if l1.classes == 2 else 2 * l1.supremum  # a margin is a difference of outputs
     value = local_margin_bound(fraction, complexity, gamma, supremum, n, delta, constant)
     return Value(value, reason=f"K = {constant:g}, γ = {gamma:.3g}, R = {complexity:.3g}")

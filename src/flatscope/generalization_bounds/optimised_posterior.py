@@ -222,8 +222,8 @@ def _share_of_time_spent(ctx: Context, share: float) -> Callable[[], float]:
     whole = max(share * (deadline - begun), 1e-9)
 
     def spent() -> float:
-        own = torch.tensor([(time.monotonic() - begun) / whole], dtype=torch.float64)
-        return float(ranks.summed([own])[0]) / ranks.size
+        time_share = torch.tensor([(time.monotonic() - begun) / whole], dtype=torch.float64)
+        return float(ranks.summed([time_share])[0]) / ranks.size
 
     return spent
 
@@ -317,8 +317,8 @@ def pac_bayes_optimised(
         order = torch.randperm(len(samples[1]), generator=ctx.generator("pac_bayes_optimised, halves"))
         seen, samples = (_rows_of_batch(samples, half) for half in order.tensor_split(2))
         centre = trained_weights(ctx, seen, centre, training)
-    n, (own, by_draws) = len(samples[1]), (delta * (1 - sampling), delta * sampling)
-    posterior = trained_posterior(ctx, samples, ctx.trainable, centre, prior_variance, own, training)
+    n, (by_posterior, by_draws) = len(samples[1]), (delta * (1 - sampling), delta * sampling)
+    posterior = trained_posterior(ctx, samples, ctx.trainable, centre, prior_variance, by_posterior, training)
     kl, index = best_prior(posterior, centre, prior_variance)
     if not math.isfinite(kl):
         raise NotApplicable("the noise diverged in training; the option lr takes a smaller rate")
@@ -328,13 +328,13 @@ def pac_bayes_optimised(
         tested = sampled_errors(ctx, posterior, _samples_of_part(ctx, "test"), few, batch, "test", share=0.1)
         said = f", test error {_mean_with_stderr(tested)}"
     errors = sampled_errors(ctx, posterior, samples, draws, batch, "train", share=0.9)
-    value = certified_error(float(errors.mean()), len(errors), kl, index, n, own, by_draws)
+    value = certified_error(float(errors.mean()), len(errors), kl, index, n, by_posterior, by_draws)
     return Value(
         value,
         reason=f"of the stochastic classifier: training error {_mean_with_stderr(errors)}{said}; "
         f"KL {kl:.4g} from a prior at {_MEANS[prior]} with variance "
-        f"{prior_variance_of(index, prior_variance):.3g} (j = {index}); n = {n:,}; delta {own:g} and {by_draws:g} for "
-        f"{len(errors):,} draws",
+        f"{prior_variance_of(index, prior_variance):.3g} (j = {index}); n = {n:,}; delta {by_posterior:g} and "
+        f"{by_draws:g} for {len(errors):,} draws",
     )
 
 

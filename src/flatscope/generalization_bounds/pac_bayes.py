@@ -61,9 +61,11 @@ def gaussian_kl(shift: Params, sigma: Params, prior_sigma: float | Params) -> fl
     """KL(N(w, σ²) ‖ N(w₀, s²)) = Σ ln(s/σ) + (σ² + (w - w₀)²) / 2s² - ½ over all parameters, shift = w - w₀."""
     total = 0.0
     for name, distance in shift.items():
-        own = sigma[name].double()
-        prior = prior_sigma[name].double() if isinstance(prior_sigma, dict) else torch.full_like(own, prior_sigma)
-        parts = (prior / own).log() + (own.square() + distance.double().square()) / (2 * prior.square()) - 0.5
+        posterior = sigma[name].double()
+        prior = prior_sigma[name].double() if isinstance(prior_sigma, dict) else torch.full_like(posterior, prior_sigma)
+        parts = (
+            (prior / posterior).log() + (posterior.square() + distance.double().square()) / (2 * prior.square()) - 0.5
+        )
         total += float(parts.sum())
     return max(total, 0.0)
 

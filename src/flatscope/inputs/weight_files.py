@@ -80,22 +80,22 @@ def read_weights(path: str | os.PathLike[str]) -> dict[str, Tensor]:
 
 def fit_weights(model: nn.Module, tensors: Mapping[str, Tensor], where: str) -> None:
     """Copy `tensors` into `model` if names and shapes agree; otherwise name what does not and change nothing."""
-    own = model.state_dict()
-    if not tensors.keys() <= own.keys():  # saved from a wrapped model, or to be loaded into one
-        names = dict(zip(plain_names(own), own, strict=True))
+    state = model.state_dict()
+    if not tensors.keys() <= state.keys():  # saved from a wrapped model, or to be loaded into one
+        names = dict(zip(plain_names(state), state, strict=True))
         tensors = {names.get(name, name): value for name, value in plain_names(tensors).items()}
-    twins = _names_of_shared_memory(own)
-    absent = [name for name in own if name not in tensors and not (twins[name] & tensors.keys())]
-    extra = sorted(name for name in tensors if name not in own)
+    twins = _names_of_shared_memory(state)
+    absent = [name for name in state if name not in tensors and not (twins[name] & tensors.keys())]
+    extra = sorted(name for name in tensors if name not in state)
     shapes = [
         f"{name} {tuple(tensors[name].shape)} for {tuple(value.shape)}"
-        for name, value in own.items()
+        for name, value in state.items()
         if name in tensors and tensors[name].shape != value.shape
     ]
     differences = [("missing ", absent), ("not in the model ", extra), ("tensors of another shape ", shapes)]
     if problems := "; ".join(label + first_of_names(list(names), 5) for label, names in differences if names):
         raise WeightsError("the weights of this model", problems, where, "Take the weights of the same architecture")
-    for name in own:
+    for name in state:
         for twin in twins[name] & tensors.keys():
             if name in tensors and not torch.equal(tensors[name], tensors[twin]):
                 wanted = f"equal values for {name} and {twin}, which the model shares"

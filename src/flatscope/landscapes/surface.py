@@ -181,9 +181,9 @@ class Surface(DrawnResult):
         """Sentences on the rise of the loss on the picture, on falls, and on whether pictures can be compared."""
         low, high = self.heights
         centre, lowest, highest = (readable_number(loss, 3) for loss in (self.centre, low, high))
-        told = f"Loss {centre} at the network, {lowest} to {highest} around it"
+        answer = f"Loss {centre} at the network, {lowest} to {highest} around it"
         falls = math.isfinite(low) and self.centre - low > FALLS * max(abs(self.centre), 1e-12)
-        lines = [f"{told}{': it falls along some direction, so this is no minimum' if falls else ''}."]
+        lines = [f"{answer}{': it falls along some direction, so this is no minimum' if falls else ''}."]
         if self.space == "weights" and self.directions == "gaussian":
             lines.append(
                 "Do not compare its width with another network's: raw steps depend on how weights are written."

@@ -196,8 +196,8 @@ def _random_sum_of_gradients(ctx: Context, generator: torch.Generator, centred: 
     signs = (signs - signs.mean() if centred else signs) / math.sqrt(n)
     total, start = torch.zeros(count_scalars(ctx.trainable.values()), dtype=torch.float64, device=device), 0
     for inputs, targets in ctx.batches():
-        own = signs[start : start + len(targets)]
-        total += flatten(loss_and_gradient(ctx, (inputs, targets), ctx.trainable, own)[1]).double()
+        batch_signs = signs[start : start + len(targets)]
+        total += flatten(loss_and_gradient(ctx, (inputs, targets), ctx.trainable, batch_signs)[1]).double()
         start += len(targets)
     for kind in ("forward", "backward"):
         ctx.charge_passes(kind, n)

@@ -211,8 +211,8 @@ def largest_unit_by_layer(values: dict[str, Value]) -> dict[str, Value]:
     for name, value in values.items():
         top = int(torch.as_tensor(value.value).argmax())
         numbers = {column: getattr(value, column) for column in ("value", "stderr", "data_stderr")}
-        own: dict[str, Any] = {column: float(each[top]) for column, each in numbers.items() if each is not None}
-        result[name] = replace(value, **own)
+        top_values: dict[str, Any] = {column: float(each[top]) for column, each in numbers.items() if each is not None}
+        result[name] = replace(value, **top_values)
     return result
 
 

@@ -184,13 +184,13 @@ def _search_at_random(network: Network, nearest: Nearest, y: Tensor, generator: 
     lost = nearest.distances.isinf().nonzero()[:, 0]
     if not len(lost):
         return
-    own = Nearest(nearest.x[lost])
-    scale = own.x.norm(dim=1, keepdim=True) + 1
+    of_lost = Nearest(nearest.x[lost])
+    scale = of_lost.x.norm(dim=1, keepdim=True) + 1
     for direction in directions / directions.norm(dim=1, keepdim=True):
         for power in range(-2, 7):
-            points = own.x + 2.0**power * scale * direction
-            own.offer(points, _has_changed(network, points, y[lost]))
-    nearest.points[lost], nearest.distances[lost] = own.points, own.distances
+            points = of_lost.x + 2.0**power * scale * direction
+            of_lost.offer(points, _has_changed(network, points, y[lost]))
+    nearest.points[lost], nearest.distances[lost] = of_lost.points, of_lost.distances
 
 
 def _refine_nearest_points(network: Network, nearest: Nearest, y: Tensor) -> None:

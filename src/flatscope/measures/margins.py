@@ -176,14 +176,14 @@ def _form_options(
         **{word: f'"{word}": {text}' for word, text in more.items()},
     }
     form: dict[str, Option] = {"form": ("norm", Literal[tuple(texts)], f"{'; '.join(texts.values())}.")}
-    own: dict[str, Option] = {
+    form_options: dict[str, Option] = {
         "epsilon": (0.05, float, "fraction of the training samples that may lie at or below the margin."),
         "with_4d": (with_4d, bool, "whether the capacity counts a factor 4 per layer."),
     }
     if widths:
         meant = 'h_i of a convolution in the capacity: "channels", or "units" (channels times positions).'
-        own["width"] = "channels", Literal["channels", "units"], meant
-    return form, own
+        form_options["width"] = "channels", Literal["channels", "units"], meant
+    return form, form_options
 
 
 def log_widths(ctx: Context, width: str) -> list[float]:

@@ -240,8 +240,8 @@ class _Langevin:
         gradients = {name: value.mean(1) + ctx.gradient()[name] for name, value in changes.items()}
         apart = sum(float((value[:, 0] - value[:, 1]).square().sum()) for value in changes.values())
         # The rise less its first-order term on these samples, and with that on all of them.
-        own = {name: (ctx.gradient()[name] - value[k:]) * there[name] for name, value in stacked.items()}
-        slant = torch.stack([as_rows(value).sum(1) for value in own.values()]).sum(0).cpu()
+        first_order = {name: (ctx.gradient()[name] - value[k:]) * there[name] for name, value in stacked.items()}
+        slant = torch.stack([as_rows(value).sum(1) for value in first_order.values()]).sum(0).cpu()
         rises = (losses[:k] - losses[k:] + slant).reshape(self.chains, 2).mean(1)
         return _Ground(rises, gradients, apart / 4 / self.chains)
 
@@ -308,9 +308,11 @@ def _chains_one_by_one(ctx: Context, stacked: Params, inputs: Inputs, targets: T
     k = len(next(iter(stacked.values())))
     size, losses, parts = len(targets) // k, [], []
     for i in range(k):
-        own = slice(i * size, (i + 1) * size)
+        chain_rows = slice(i * size, (i + 1) * size)
         point = {name: value[i] for name, value in stacked.items()}
-        loss, gradient = batch_gradient(ctx, (slice_inputs(inputs, own.start, own.stop), targets[own]), point)
+        loss, gradient = batch_gradient(
+            ctx, (slice_inputs(inputs, chain_rows.start, chain_rows.stop), targets[chain_rows]), point
+        )
         losses.append(loss)
         parts.append({name: value[None] for name, value in gradient.items()})
     return torch.tensor(losses, dtype=torch.float64), joined_stacks(parts)

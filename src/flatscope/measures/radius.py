@@ -136,8 +136,8 @@ def unit_normals(ctx: Context, moved: tuple[str, ...], directions: int, together
         shapes = {name: (k, *ctx.params[name].shape) for name in moved}
         drawn = {name: torch.randn(shape, generator=generator, device=device) for name, shape in shapes.items()}
         for first in range(0, k, block):
-            own = slice(first, first + block)
-            yield unit_directions({name: value[own].to(ctx.problem.dtype) for name, value in drawn.items()})
+            rows = slice(first, first + block)
+            yield unit_directions({name: value[rows].to(ctx.problem.dtype) for name, value in drawn.items()})
 
 
 class _Search:

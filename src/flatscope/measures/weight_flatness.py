@@ -296,7 +296,9 @@ def _search_top_eigenpairs(ctx: Context, blocks: LayerBlocks, names: list[str], 
     searches = {name: Search(blocks.sizes[name], generator, wanted, ctx.problem.device, whole) for name in names}
     late = partial(time_is_over, ctx)
     # Those with a product of their own go one after the other: each keeps its graphs while it is searched.
-    own = {name: operator for name, operator in blocks.own.items() if name in searches}
-    pairs_by_weight = {name: _search_and_release(op, searches.pop(name), wanted, late) for name, op in own.items()}
+    operators = {name: operator for name, operator in blocks.own.items() if name in searches}
+    pairs_by_weight = {
+        name: _search_and_release(op, searches.pop(name), wanted, late) for name, op in operators.items()
+    }
     pairs_by_weight |= side_by_side(searches, wanted, blocks.products, expired=late)
     return {name: pairs[0] for name, pairs in pairs_by_weight.items()}

@@ -62,8 +62,8 @@ class Kind(NamedTuple):
     @property
     def classes(self) -> tuple[type[Result], ...]:
         """Classes of results that files of this kind hold."""
-        own = self.of if isinstance(self.of, tuple) else (self.of,) if isinstance(self.of, type) else ()
-        return (*own, *self.saved_as)
+        declared = self.of if isinstance(self.of, tuple) else (self.of,) if isinstance(self.of, type) else ()
+        return (*declared, *self.saved_as)
 
     def accepts(self, item: object) -> bool:
         """True if the item is of this kind."""

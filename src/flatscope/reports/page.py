@@ -237,8 +237,8 @@ def answer_block(kinds: Mapping[str, Mapping[str, Any]]) -> Markup:
     names = list(dict.fromkeys([*tables, *kinds["histories"]]))
     if not names:
         return Markup("")
-    told = list(comparisons.values()) or ([*tables.values()] if len(tables) == 1 else [])
-    lines_of = [result.headline.splitlines() for result in told]
+    results = list(comparisons.values()) or ([*tables.values()] if len(tables) == 1 else [])
+    lines_of = [result.headline.splitlines() for result in results]
     sentences = [
         element("p", line, class_="held-out" if place else "conclusion")
         for lines in lines_of
@@ -300,10 +300,10 @@ def _summary_of_network(name: str, kinds: Mapping[str, Mapping[str, Any]]) -> Ne
         known: NetworkSummary = comparison.networks.get(name, UNKNOWN)
         if not math.isnan(known.loss):
             return known
-    told = network_summary_of_table(kinds["measures"][name]) if name in kinds["measures"] else UNKNOWN
+    of_table = network_summary_of_table(kinds["measures"][name]) if name in kinds["measures"] else UNKNOWN
     history = kinds["histories"].get(name)
-    if history is None or not math.isnan(told.loss):
-        return told
+    if history is None or not math.isnan(of_table.loss):
+        return of_table
     columns = {"loss": "train_loss", "error": "train_error", "test_loss": "test_loss", "test_error": "test_error"}
     last: dict[str, Any] = {field: float(history.iloc[-1].get(name, math.nan)) for field, name in columns.items()}
     return replace(UNKNOWN, **last)

@@ -196,11 +196,11 @@ def bounds_part(tables: Mapping[str, Table], _: Colours) -> PagePart:
                 for cell, vacuous_by_name in zip(line.cells, empty, strict=True)
             )
         ].append(line)
-    told, vacuous, refused = groups.values()
+    informative, vacuous, refused = groups.values()
     chance = ", ".join(f"{level:g}" for level in levels)
     meaning = f"Each holds with probability at least {chance} if its assumptions do. Vacuous: 1 or more on an error."
     parts = [element("p", meaning, class_="quiet")]
-    if told:
+    if informative:
         rows = [
             [
                 _described_measure(line),
@@ -208,7 +208,7 @@ def bounds_part(tables: Mapping[str, Table], _: Colours) -> PagePart:
                 element("small", assumed.get(line.name, "")),
                 _source_and_sort_key(line.entry)[0],
             ]
-            for line in told
+            for line in informative
         ]
         parts.append(table("Informative bounds", ["Bound", *tables, "Assumes", "Source"], rows))
     if vacuous:
@@ -216,7 +216,7 @@ def bounds_part(tables: Mapping[str, Table], _: Colours) -> PagePart:
     if refused:
         words = _reasons_for_missing_bounds(refused)
         parts.append(element("details", element("summary", f"{len(refused)} do not apply here"), bullet_list(words)))
-    gist = f"{len(told)} informative, {len(vacuous)} vacuous"
+    gist = f"{len(informative)} informative, {len(vacuous)} vacuous"
     provenance = {f"{name}, bounds": bounds.meta for name, bounds in tables.items()}
     return PagePart(Markup(""), [Section("bounds", "Bounds", Markup("").join(parts), gist)], provenance)
 

@@ -172,8 +172,8 @@ class SpectralDensity(DrawnResult):
         """Least and largest share of every start below a place, which rounding may have moved, (draws, 2)."""
         moved, shares = float(self.meta.get("rounding", 0.0)), []
         for draw in range(self.draws):
-            own = self.draw == draw
-            rule = self.nodes[own], self.weights[own], self.residuals[own]
+            of_draw = self.draw == draw
+            rule = self.nodes[of_draw], self.weights[of_draw], self.residuals[of_draw]
             low, high = (brackets.share_below(*rule, place + side * moved) for side in (-1, 1))
             shares.append([low[0], high[1]])
         return torch.tensor(shares, dtype=torch.float64)

@@ -122,9 +122,9 @@ def _spearman_without(x: Floats, y: Floats, rows: NDArray[Any]) -> Floats:
 def _kendall_without(x: Floats, y: Floats) -> Floats:
     """Kendall's tau-b without each of the samples: the sums over all pairs less those with it."""
     signs = np.zeros((3, len(x)))  # of each sample with all others: concordance, pairs untied in x, in y
-    for own in _blocks_of_sample_numbers(len(x)):
-        sx, sy = (np.sign(values[own, None] - values[None, :]) for values in (x, y))
-        signs[:, own] = (sx * sy).sum(1), np.abs(sx).sum(1), np.abs(sy).sum(1)
+    for block in _blocks_of_sample_numbers(len(x)):
+        sx, sy = (np.sign(values[block, None] - values[None, :]) for values in (x, y))
+        signs[:, block] = (sx * sy).sum(1), np.abs(sx).sum(1), np.abs(sy).sum(1)
     together, of_x, of_y = signs.sum(1)[:, None] - 2 * signs
     return _correlation_from_product(together, of_x * of_y, float(len(x)) ** 4)
 

@@ -146,8 +146,12 @@ def sign_error(
         counted = np.abs(y[first] - y[second]) > smallest_difference
         wrong = (1 - np.sign(x[first] - x[second]) * np.sign(y[first] - y[second])) / 2
         for low, high in dict.fromkeys(zip(a[counted].tolist(), b[counted].tolist(), strict=True)):
-            own = counted & (a == low) & (b == high)
-            pooled[name, labels[low], labels[high]] = wrong[own], first[own], second[own]
+            in_environment = counted & (a == low) & (b == high)
+            pooled[name, labels[low], labels[high]] = (
+                wrong[in_environment],
+                first[in_environment],
+                second[in_environment],
+            )
     method = "sign-error, Wilson"
     if not pooled:
         note = "no pair differs in one hyper-parameter alone and in the target"
@@ -284,12 +288,12 @@ def _information_shares(groups: Codes, outcomes: NDArray[np.float32]) -> Floats:
     """
     n, k = len(groups), int(groups.max()) + 1
     members = (groups[:, None] == np.arange(k)).astype(np.float32)
-    own = np.moveaxis(outcomes @ members, 0, -1).reshape(n, k, 3, 2).astype(np.float64)  # pairs that begin with it
+    counts = np.moveaxis(outcomes @ members, 0, -1).reshape(n, k, 3, 2).astype(np.float64)  # pairs that begin with it
     whole = np.zeros((k, k, 3, 2))
-    np.add.at(whole, groups, own)
+    np.add.at(whole, groups, counts)
     with_it, at_home = whole[groups], (np.arange(n), groups)
-    without = with_it - own
-    without[at_home] -= own[at_home][:, ::-1, ::-1]  # of its own group it is the second as well
+    without = with_it - counts
+    without[at_home] -= counts[at_home][:, ::-1, ::-1]  # of its own group it is the second as well
     times = np.full((n, k), 2.0)
     times[at_home] = 1.0
     sums = _information_and_entropy(whole).sum((1, 2))

@@ -198,8 +198,8 @@ def write_tensorboard(table: Table, writer: str | os.PathLike[str] | Any, step: 
     """
     if isinstance(writer, str | os.PathLike):
         _first_installed_class(("tensorboard",), "tensorboard")
-        with importlib.import_module("torch.utils.tensorboard").SummaryWriter(os.fspath(writer)) as own:
-            write_tensorboard(table, own, step, prefix)
+        with importlib.import_module("torch.utils.tensorboard").SummaryWriter(os.fspath(writer)) as opened:
+            write_tensorboard(table, opened, step, prefix)
         return
     if not hasattr(writer, "add_scalar"):
         raise InputError("a SummaryWriter or a folder", type(writer).__name__, where="write_tensorboard")

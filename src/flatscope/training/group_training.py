@@ -320,8 +320,8 @@ def _states_after_epoch(
             measured["gradient_norm"] = [v if want else math.nan for v, want in zip(norms, wanted, strict=True)]
     states = []
     for place, (row, config) in enumerate(zip(active, configs, strict=True)):
-        own = {name: values[place] for name, values in measured.items()} if due[place] else None
-        states.append(next_state(group.records[row], config, finite[place], own, time.perf_counter() - begun))
+        trial_values = {name: values[place] for name, values in measured.items()} if due[place] else None
+        states.append(next_state(group.records[row], config, finite[place], trial_values, time.perf_counter() - begun))
     return states
 
 

@@ -76,9 +76,9 @@ def initialize(
                     module.bias.zero_()
             elif isinstance(module, nn.modules.batchnorm._NormBase | nn.LayerNorm | nn.GroupNorm):
                 module.reset_parameters()  # constants only: no random draw
-            elif own := [key for key, _ in module.named_parameters(recurse=False)]:
+            elif direct := [key for key, _ in module.named_parameters(recurse=False)]:
                 expected = "parameters in linear, convolution and normalisation layers only"
-                got = f"{type(module).__name__} with {', '.join(own)}"
+                got = f"{type(module).__name__} with {', '.join(direct)}"
                 fix = "Initialise this model yourself"
                 raise InputError(expected, got, f"initialize, module {name or '(the model itself)'}", fix)
     if skeleton is not None:

@@ -163,10 +163,12 @@ class _Home:
 def _samples_of_trial(trial: Trial, pair: Pair, pairs: Pairs | None, n_classes: int) -> TrialData:
     if pairs is None:
         return trial_data(trial, *pair, n_classes)
-    own = pairs(trial.given)
-    if not (isinstance(own, tuple | list) and len(own) == 2 and all(isinstance(part, Tensor) for part in own)):
-        raise InputError("a pair of tensors (x, y)", type(own).__name__, where=f"pairs, trial {trial.name}")
-    return trial_data(trial, own[0], own[1], n_classes)
+    samples = pairs(trial.given)
+    if not (
+        isinstance(samples, tuple | list) and len(samples) == 2 and all(isinstance(part, Tensor) for part in samples)
+    ):
+        raise InputError("a pair of tensors (x, y)", type(samples).__name__, where=f"pairs, trial {trial.name}")
+    return trial_data(trial, samples[0], samples[1], n_classes)
 
 
 def _groups_of_trials(

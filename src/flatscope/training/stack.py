@@ -356,9 +356,9 @@ class Stack:
         most = max(EVALUATION_BATCH, int(EVALUATED_PRODUCTS[kind] // max(1, self.network.products)))
         size = max(1, min(most, EVALUATED_AT_ONCE[kind] // together))
         for rows in self._slices_of_trials(together):
-            own = samples.rows(rows)
+            some_samples = samples.rows(rows)
             for start in range(0, n, size):
-                yield rows, *own.batch(slice(start, start + size), self.network.trials_first)
+                yield rows, *some_samples.batch(slice(start, start + size), self.network.trials_first)
 
     @contextmanager
     def _in_precision(self) -> Iterator[None]:

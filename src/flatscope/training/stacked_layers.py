@@ -223,15 +223,15 @@ class StackedNetwork:
             return
         order = NORMS.get(op.name) or (LAYER_CALLS[op.name][1] if op.name in STACKED_LAYERS else ())
         given = op.named(*order)
-        own = [given.pop(name, None) for name in ("weight", "bias", "running_mean", "running_var") if name in order]
-        foreign = [tensor for tensor in own if tensor is not None and id(tensor) not in self._names]
-        if not own or foreign or any(id(tensor) in self._names for tensor in tensors_in(given)):
+        tensors = [given.pop(name, None) for name in ("weight", "bias", "running_mean", "running_var") if name in order]
+        foreign = [tensor for tensor in tensors if tensor is not None and id(tensor) not in self._names]
+        if not tensors or foreign or any(id(tensor) in self._names for tensor in tensors_in(given)):
             raise NotStackable(f"it uses the tensor {used[0]} outside of a layer ({op.place})")
         self.used |= set(used)
         self.has_convolutions |= op.name in CONVOLUTIONS
         if op.name in STACKED_LAYERS:
             transposed = LAYER_CALLS[op.name][0] == "transposed"
-            self.products += (given["input"] if transposed else result).numel() * own[0][0].numel()
+            self.products += (given["input"] if transposed else result).numel() * tensors[0][0].numel()
 
 
 class _Text(str):

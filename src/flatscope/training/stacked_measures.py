@@ -139,8 +139,8 @@ def measure_stack(
         if all(values[row].isfinite() for values in result.values()):
             continue
         one = torch.tensor([row], device=place)  # by itself: it may have that from a neighbour, see `Stack`
-        own = {name: value[one] for name, value in weights.items()}
-        for key, values in measure_stack(network, own, samples.rows(one), loss, names, layers).items():
+        weights_of_one = {name: value[one] for name, value in weights.items()}
+        for key, values in measure_stack(network, weights_of_one, samples.rows(one), loss, names, layers).items():
             result[key][row] = values[0]
     return result
 

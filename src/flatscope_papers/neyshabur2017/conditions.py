@@ -100,8 +100,8 @@ def figure_6(runs: Runs) -> Analysis:
                 _draw_histogram(axes, shares[which, panel], "condition number 1/μ" if row else "", COLOURS[row])
                 axes.set_title(f"{words}: {title}", fontsize=8)
         for axes, panel in zip(grid[1], PANELS, strict=True):
-            told = f"overlap with\nthe above {answers[f'distribution_{panel}'].value:.2f}"
-            axes.text(0.97, 0.95, told, transform=axes.transAxes, ha="right", va="top", fontsize=8)
+            overlap_in_words = f"overlap with\nthe above {answers[f'distribution_{panel}'].value:.2f}"
+            axes.text(0.97, 0.95, overlap_in_words, transform=axes.transAxes, ha="right", va="top", fontsize=8)
 
     parts = [*shares.values(), *by_seed, points.assign(panel="network")]
     shown = (

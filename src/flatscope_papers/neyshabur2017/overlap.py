@@ -39,11 +39,11 @@ def learned_initial_overlap(each: Histograms, note: str = "") -> Answer:
     The latter is as much as chance leaves: histograms of finitely many values differ even where the law is the same.
     """
     seeds = sorted({seed for _, seed in each})
-    own = [histogram_overlap(each["learned", seed], each["initial", seed]) for seed in seeds]
+    overlaps = [histogram_overlap(each["learned", seed], each["initial", seed]) for seed in seeds]
     pairs = list(combinations(seeds, 2))
     others = [np.mean([histogram_overlap(each[which, a], each[which, b]) for a, b in pairs]) for which in WEIGHTS]
     chance = f"two initializations overlap by {others[0]:.2f}, two learned networks by {others[1]:.2f}" if pairs else ""
-    return intervals.mean_over_runs(own, "; ".join(part for part in (chance, note) if part), bounds=(0, 1))
+    return intervals.mean_over_runs(overlaps, "; ".join(part for part in (chance, note) if part), bounds=(0, 1))
 
 
 def middle_nine_tenths_in_words(values: Mapping[str, pd.DataFrame], column: str) -> str:

@@ -47,11 +47,13 @@ def scales_page(results: Results) -> str:
         for entry in entries
         for other in entry.turned.values()
     ]
-    told = (
+    introduction = (
         f"{len(entries)} claims were looked at both at a reduced scale and at the paper's: {len(rows)} verdicts differ."
     )
     return (
-        "\n".join(["# What the scale changes", "", told, "", *table_lines(["", "claim", "small", "paper"], rows)])
+        "\n".join(
+            ["# What the scale changes", "", introduction, "", *table_lines(["", "claim", "small", "paper"], rows)]
+        )
         + "\n"
     )
 
@@ -75,16 +77,16 @@ def _studies_waiting_for_gpu(results: Results) -> list[str]:
     counted = [entry for entry in claim_entries(results) if entry.finding.counts]
     rows = []
     for name, declared in studies().items():
-        own = [entry for entry in counted if entry.study.name == name]
-        untested = sum(entry.finding.verdict == UNTESTABLE for entry in own)
-        reduced = any(entry.group == REDUCED for entry in own)
+        of_study = [entry for entry in counted if entry.study.name == name]
+        untested = sum(entry.finding.verdict == UNTESTABLE for entry in of_study)
+        reduced = any(entry.group == REDUCED for entry in of_study)
         if reduced or untested:
-            why = "judged at a reduced scale" if reduced else f"{untested} of {len(own)} claims cannot be tested"
+            why = "judged at a reduced scale" if reduced else f"{untested} of {len(of_study)} claims cannot be tested"
             rows.append([f"[{name}]({declared.paper}.md#{name})", why, escaped_words(declared.words.at_paper_scale)])
     if not rows:
         return []
-    told = """\
+    introduction = """\
 What could not be judged at the paper's scale, and what it takes there. `python -m benchmarks.pending_studies` in the
 repository runs these studies one after another, in the order of what they decide for their seconds, on a machine that
 is lent for some minutes at a time; `--list` shows what is left."""
-    return ["## What waits for a GPU", "", told, "", *table_lines(["study", "why", "at paper scale"], rows), ""]
+    return ["## What waits for a GPU", "", introduction, "", *table_lines(["study", "why", "at paper scale"], rows), ""]

@@ -39,11 +39,11 @@ def paper_page(paper: str, results: Results) -> str:
     if any(entry.finding.claim.after_results for entry in entries):
         lines += [NEWER, ""]
     lines += ["## Every study", ""]
-    told: dict[str, str] = {}
+    texts_shown: dict[str, str] = {}
     for entries_of in by_study.values():
         declared = entries_of[0].study
         lines += [
-            *_study_section(declared, entries_of, result_at_largest_scale(results.get(declared.name, {})), told),
+            *_study_section(declared, entries_of, result_at_largest_scale(results.get(declared.name, {})), texts_shown),
             "",
         ]
     return "\n".join(lines)
@@ -65,7 +65,7 @@ def _headline_claims_table(entries: Iterable[Entry]) -> list[str]:
 
 
 def _study_section(
-    declared: Study, entries: Sequence[Entry], result: StudyResult | None, told: dict[str, str]
+    declared: Study, entries: Sequence[Entry], result: StudyResult | None, texts_shown: dict[str, str]
 ) -> list[str]:
     signs = " ".join(f"{SIGNS[e.finding.verdict]}" for e in entries if e.finding.counts)
     experiments = any(entry.finding.claim.kind == EXPERIMENT for entry in entries)
@@ -96,15 +96,15 @@ def _study_section(
             lines += [f"{title}:", "", *markdown.table_lines(markdown.CLAIM_HEADER, others), ""]
     if result:
         lines += _bullet_list_without_repeats(
-            "Differs from the paper", result.deviations, told
-        ) + _bullet_list_without_repeats("Also seen", result.notes, told)
+            "Differs from the paper", result.deviations, texts_shown
+        ) + _bullet_list_without_repeats("Also seen", result.notes, texts_shown)
         lines += [f"Run: {markdown.escaped_words(result.how)}. `{result.command}`", ""]
     return [*lines, "</details>"]
 
 
-def _bullet_list_without_repeats(label: str, words: Sequence[str], told: dict[str, str]) -> list[str]:
+def _bullet_list_without_repeats(label: str, words: Sequence[str], texts_shown: dict[str, str]) -> list[str]:
     """A list; what an earlier study of the page says in the same words is not said again."""
-    new = [part for part in words if part not in told]
-    told.update(dict.fromkeys(new, label))
+    new = [part for part in words if part not in texts_shown]
+    texts_shown.update(dict.fromkeys(new, label))
     again = [] if len(new) == len(words) else ["- As told above of other studies."]
     return [f"{label}:", "", *(f"- {markdown.escaped_sentence(part)}" for part in new), *again, ""] if words else []

@@ -73,5 +73,9 @@ def _rounded_svg_positions(places: str) -> str:
 
 def _common_provenance(studies: Mapping[str, StudyResult]) -> dict[str, str]:
     """Common provenance of the runs; each study tells below its claims how it was run."""
-    told = {key: [study.provenance.get(key) for study in studies.values()] for key in ("version", "torch", "device")}
-    return {key: ", ".join(dict.fromkeys(str(value) for value in values if value)) for key, values in told.items()}
+    values_by_key = {
+        key: [study.provenance.get(key) for study in studies.values()] for key in ("version", "torch", "device")
+    }
+    return {
+        key: ", ".join(dict.fromkeys(str(value) for value in values if value)) for key, values in values_by_key.items()
+    }

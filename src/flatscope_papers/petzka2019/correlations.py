@@ -62,20 +62,20 @@ def figure_1(runs: Runs) -> Analysis:
 
 
 def _figure_1_analysis(seen: pd.DataFrame, along: pd.DataFrame, scale: str, table: pd.DataFrame) -> Analysis:
-    own, trained = lenet.looks_by_reading_of_variance(seen)["σ = 0.1"], lenet.number_of_judged_networks(scale)
+    looks, trained = lenet.looks_by_reading_of_variance(seen)["σ = 0.1"], lenet.number_of_judged_networks(scale)
     fallen = lenet.event_looks(seen)
-    at_loss = fallen if len(fallen) else own
+    at_loss = fallen if len(fallen) else looks
     low, lower = (lenet.stop_rule_in_looks(at_loss, rule) for rule in lenet.RULES[:2])
-    last = Rule("epoch", lenet.SIZES["paper"]["looks"][-1] if scale == "paper" else int(own["epoch"].max()))
+    last = Rule("epoch", lenet.SIZES["paper"]["looks"][-1] if scale == "paper" else int(looks["epoch"].max()))
     judged = along[(along["reading"] == "σ = 0.1") & along["variant"].isin([lenet.JUDGED, *at_loss["variant"]])]
     judged = judged[judged["exclusion"] == NOW] if "exclusion" in judged else judged
     answers = {
         "trace": correlation_answer_at_rule(at_loss, low, trained, TRACE),
         "trace_lower_loss": correlation_answer_at_rule(at_loss, lower, trained, TRACE),
-        "trace_gradient": correlation_answer_at_rule(own, lenet.RULES[2], trained, TRACE),
-        "trace_last_epoch": correlation_answer_at_rule(own, last, trained, TRACE),
-        "trace_within": correlation_within_batch_sizes(own, last, trained, TRACE),
-        "trace_common": correlation_answer_at_rule(own, Rule("epoch", int(own["epoch"].max())), trained, TRACE),
+        "trace_gradient": correlation_answer_at_rule(looks, lenet.RULES[2], trained, TRACE),
+        "trace_last_epoch": correlation_answer_at_rule(looks, last, trained, TRACE),
+        "trace_within": correlation_within_batch_sizes(looks, last, trained, TRACE),
+        "trace_common": correlation_answer_at_rule(looks, Rule("epoch", int(looks["epoch"].max())), trained, TRACE),
         **extreme_correlations_over_epochs(judged, trained),
         "eigenvalue": correlation_answer_at_rule(at_loss, low, trained, TOP),
         "stronger": excess_correlation_of_kappa_trace(at_loss, low, trained),
@@ -84,7 +84,7 @@ def _figure_1_analysis(seen: pd.DataFrame, along: pd.DataFrame, scale: str, tabl
         f"κ_τ of {name}: {sign_change_epochs_in_words(judged, f'kappa_trace/{layer}')}"
         for layer, name in lenet.LAYERS.items()
     ]
-    return Analysis(table, answers, lambda figure: _draw_figure_1(figure, own, judged), notes=tuple(turns))
+    return Analysis(table, answers, lambda figure: _draw_figure_1(figure, looks, judged), notes=tuple(turns))
 
 
 def correlation_within_batch_sizes(seen: pd.DataFrame, rule: Rule, trained: int, column: str) -> Answer:

@@ -88,18 +88,18 @@ def lenet_stages(scale: str) -> list[Stage]:
 
 
 def _lenet_config(size: Mapping[str, Any], variant: str, number: int, init: str, batch: int) -> dict[str, Any]:
-    own, epochs = VARIANTS[variant], size["epochs"][variant]
+    train_settings, epochs = VARIANTS[variant], size["epochs"][variant]
     data = dict(size["data"])
     if data["name"] == "cifar10":
-        data["name"] = own.get("data", "cifar10")
+        data["name"] = train_settings.get("data", "cifar10")
     train: dict[str, Any] = {
-        "lr": own.get("rates", RATES)[batch] * size.get("faster", 1),
+        "lr": train_settings.get("rates", RATES)[batch] * size.get("faster", 1),
         "batch_size": batch,
         "epochs": epochs,
         "seed": number,  # no two networks share random numbers
-        "evaluate_every": min(EVALUATE_EVERY if own.get("looks", True) else epochs, epochs),
+        "evaluate_every": min(EVALUATE_EVERY if train_settings.get("looks", True) else epochs, epochs),
     }
-    train |= {name: own[name] for name in ("momentum", "shuffle") if name in own}
+    train |= {name: train_settings[name] for name in ("momentum", "shuffle") if name in train_settings}
     return {
         "variant": variant,
         "setup": init,
@@ -108,7 +108,7 @@ def _lenet_config(size: Mapping[str, Any], variant: str, number: int, init: str,
         "init": INITS[init],
         "train": train,
         "follow": {
-            "epochs": [epoch for epoch in own.get("looks", size["looks"]) if epoch <= epochs],
+            "epochs": [epoch for epoch in train_settings.get("looks", size["looks"]) if epoch <= epochs],
             **({"losses": list(LOOK_BELOW)} if size.get("events") else {}),
             "measures": list(MEASURES),
             "layers": list(LAYERS),
@@ -159,15 +159,17 @@ def stop_rule_in_looks(seen: pd.DataFrame, rule: Rule) -> Rule:
 def event_looks(seen: pd.DataFrame) -> pd.DataFrame:
     """Looks at the judged networks where their losses first fall below a limit; else those on rounded pixels."""
     fallen = seen[seen["below"].notna()]
-    own = fallen[fallen["variant"] == JUDGED]
-    return own if len(own) else fallen[fallen["variant"] == "rounded"]
+    judged = fallen[fallen["variant"] == JUDGED]
+    return judged if len(judged) else fallen[fallen["variant"] == "rounded"]
 
 
 def looks_by_reading_of_variance(seen: pd.DataFrame, variant: str = JUDGED) -> dict[str, pd.DataFrame]:
     """The networks of a variant, with either reading of the variance of the normal initialisation."""
-    own = seen[seen["variant"] == variant]
-    narrow = {"σ = 0.1": own[own["init"] != OTHER_READING]}
-    return narrow | ({"σ² = 0.1": own[own["init"] != "normal"]} if OTHER_READING in set(own["init"]) else {})
+    of_variant = seen[seen["variant"] == variant]
+    narrow = {"σ = 0.1": of_variant[of_variant["init"] != OTHER_READING]}
+    return narrow | (
+        {"σ² = 0.1": of_variant[of_variant["init"] != "normal"]} if OTHER_READING in set(of_variant["init"]) else {}
+    )
 
 
 def number_of_judged_networks(scale: str) -> int:

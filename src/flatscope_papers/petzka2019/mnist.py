@@ -59,7 +59,7 @@ def _mnist_config(size: Mapping[str, Any], batch: int, rate: float, seed: int) -
     follow = (
         {"epochs": size["looks"], "measures": list(PER_LAYER), "layers": [*LAYERS, OUTPUT]} if "looks" in size else {}
     )
-    own = {"follow": follow} if follow else {"measures": list(PER_LAYER)}
+    looked_at = {"follow": follow} if follow else {"measures": list(PER_LAYER)}
     return {
         "data": size["data"],
         "model": {"name": "mlp", "options": {"widths": [784, *WIDTHS, 10]}, "seed": seed},
@@ -71,7 +71,7 @@ def _mnist_config(size: Mapping[str, Any], batch: int, rate: float, seed: int) -
             "seed": seed,
             "evaluate_every": 20,
         },
-        **own,
+        **looked_at,
     }
 
 

@@ -30,12 +30,12 @@ WEAK = 0.3  # up to here a correlation is "very weak"
 
 def reparameterization_answers(seen: pd.DataFrame, scale: str) -> dict[str, Answer]:
     """The numbers of all claims: at a training loss of 0.1, and at the last epoch."""
-    own, trained = lenet.looks_by_reading_of_variance(seen)["σ = 0.1"], lenet.number_of_judged_networks(scale)
+    looks, trained = lenet.looks_by_reading_of_variance(seen)["σ = 0.1"], lenet.number_of_judged_networks(scale)
     fallen = lenet.event_looks(seen)
-    at_loss = fallen if len(fallen) else own
+    at_loss = fallen if len(fallen) else looks
     early = networks_judged_at_rule(at_loss, lenet.stop_rule_in_looks(at_loss, lenet.RULES[0]), trained)
     last = networks_judged_at_rule(
-        own, Rule("epoch", lenet.SIZES["paper"]["looks"][-1] if scale == "paper" else own["epoch"].max()), trained
+        looks, Rule("epoch", lenet.SIZES["paper"]["looks"][-1] if scale == "paper" else looks["epoch"].max()), trained
     )
     answers = trace_and_eigenvalue_answers(*early) | {"invariant": change_by_reparameterization(seen)}
     at_end = trace_and_eigenvalue_answers(*last)
@@ -52,8 +52,8 @@ def figure_2_of_looks(table: pd.DataFrame, scale: str) -> Analysis:
 def figure_2(runs: Runs) -> Analysis:
     """Correlations after the output matrix was multiplied by a number from 5 to 25, the layer before divided."""
     seen = lenet.lenet_look_table(runs)
-    own = lenet.looks_by_reading_of_variance(seen)["σ = 0.1"]
-    both = {"before": own, "after": looks_after_reparameterization(own)}
+    looks = lenet.looks_by_reading_of_variance(seen)["σ = 0.1"]
+    both = {"before": looks, "after": looks_after_reparameterization(looks)}
     along = pd.concat(
         [
             stop_rules.correlations_by_stop_rule(rows, OF_OUTPUT, stop_rules.stop_rules(rows, lenet.RULES)).assign(
@@ -118,10 +118,10 @@ def _correlation_lost(points: pd.DataFrame, column: str) -> Answer:
 def _correlation_lost_in_words(points: pd.DataFrame, after: pd.DataFrame, column: str) -> str:
     """Both correlations, and what is to be said of the one that the reparameterization could take away."""
     before, now = (frame[column].corr(points["gap"]) for frame in (points, after))
-    told = f"r = {before:.2f} before, {now:.2f} after"
+    correlations = f"r = {before:.2f} before, {now:.2f} after"
     if abs(before) <= WEAK:
-        return f"{told}: very weak before it as well, so that there was little to take away"
-    return f"{told}: before it of the wrong sign" if before < 0 else told
+        return f"{correlations}: very weak before it as well, so that there was little to take away"
+    return f"{correlations}: before it of the wrong sign" if before < 0 else correlations
 
 
 def _draw_figure_2(figure: Figure, along: pd.DataFrame) -> None:

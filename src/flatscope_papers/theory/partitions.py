@@ -142,12 +142,12 @@ def partition_robustness(ctx: Context, partition: Partition, *, largest: float =
                 ctx.charge_passes("forward", len(targets))
     _, cell = torch.unique(torch.cat(keys), dim=0, return_inverse=True)
     spreads = spread_by_sample(cell, torch.cat(losses), ctx.problem.n_train)
-    own = cell[: ctx.problem.n_train]
+    training_cells = cell[: ctx.problem.n_train]
     size = torch.bincount(cell)
     return PartitionRobustness(
         cells=partition.count(dimension) * ctx.problem.n_classes,
-        occupied=len(own.unique()),
+        occupied=len(training_cells.unique()),
         spread=float(spreads.max()),
         mean_spread=float(spreads.mean()),
-        alone=int((size[own] == 1).sum()),
+        alone=int((size[training_cells] == 1).sum()),
     )

@@ -64,8 +64,8 @@ class Perturbed:
 def output_change_under_noise(chain: ReluChain, noise: Sequence[Tensor]) -> Perturbed:
     """The two terms of (7) for one draw of the noise; their sum is at least `moved`."""
     true, fixed, switched = chain.inputs, chain.inputs, []
-    for level, (weight, bias, own) in enumerate(zip(chain.weights, chain.biases, noise, strict=True)):
-        true, fixed = (signal @ (weight + own).T + bias for signal in (true, fixed))
+    for level, (weight, bias, layer_noise) in enumerate(zip(chain.weights, chain.biases, noise, strict=True)):
+        true, fixed = (signal @ (weight + layer_noise).T + bias for signal in (true, fixed))
         if level < chain.depth - 1:
             on = chain.signals[level] > 0
             switched.append(((true > 0) != on).sum(1))

@@ -31,8 +31,10 @@ SIZES = settings_by_scale(__name__)
 def simulated_bound_stages(scale: str) -> list[Stage]:
     """One training set and network each."""
     size = SIZES[scale]
-    own = {"samples": size["samples"], "draws": size["draws"]}
-    return [Stage([[{"study": "simulated bound", "seed": seed, **own}] for seed in range(size["sets"])], both_sides, 0)]
+    sizes = {"samples": size["samples"], "draws": size["draws"]}
+    return [
+        Stage([[{"study": "simulated bound", "seed": seed, **sizes}] for seed in range(size["sets"])], both_sides, 0)
+    ]
 
 
 def draw_normal_classes(samples: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:

@@ -32,13 +32,13 @@ def _architecture_stages(scale: str) -> list[Stage]:
     size = SIZES[scale]
     units = []
     for name in size["networks"]:
-        own = size.get("own", {}).get(name, {})
+        own_settings_of_network = size.get("own", {}).get(name, {})
         units.append(
             [
                 {
                     "data": size["data"],
                     "model": {"name": name, "seed": seed},
-                    "train": {**size["train"], **own, "seed": seed},
+                    "train": {**size["train"], **own_settings_of_network, "seed": seed},
                 }
                 for seed in range(size["seeds"])
             ]
@@ -61,15 +61,15 @@ def architecture_answers(points: pd.DataFrame, built: Mapping[str, int], *, full
     """
     answers: dict[str, Answer] = {}
     per_network = {name: points[points["network"] == name] for name in NETWORKS}
-    for name, own in per_network.items():
+    for name, networks in per_network.items():
         answers[f"parameters/{name}"] = Answer.exact(float(built[name]))
-        if len(own) == 0:
+        if len(networks) == 0:
             missing = Answer(float("nan"), runs=0, note="too costly at this scale: not trained")
             answers |= {f"training/{name}": missing, f"test/{name}": missing}
             continue
         training, test = (
-            intervals.smallest_over_networks(own["train_accuracy"]),
-            intervals.mean_over_runs(own["test_accuracy"]),
+            intervals.smallest_over_networks(networks["train_accuracy"]),
+            intervals.mean_over_runs(networks["test_accuracy"]),
         )
         for what, seen in (("training", training), ("test", test)):
             reason = f"{seen.value:.1f} on a fiftieth of the images, which any of these networks fits: not the number"

@@ -68,9 +68,9 @@ def look_at_noise(config: Config, store: Store) -> Measured:
 def figure_5(runs: Runs) -> Analysis:
     """Mini-batch gradients at fixed weights: histograms of some components beside Gaussians of the same moments."""
     gradients = runs.stored()
-    own = [stored.config["network"]["train"]["batch_size"] for stored in gradients]
+    batch_sizes = [stored.config["network"]["train"]["batch_size"] for stored in gradients]
     tables = [stored.frame("batches").set_index("batch") for stored in gradients]
-    here = [table.loc[batch] for table, batch in zip(tables, own, strict=True)]
+    here = [table.loc[batch] for table, batch in zip(tables, batch_sizes, strict=True)]
     alone, largest = [table.loc[1] for table in tables], [table.loc[table.index.max()] for table in tables]
     kurtosis = float(np.median([row["median_kurtosis"] for row in here]))
     note = (
@@ -88,7 +88,7 @@ def figure_5(runs: Runs) -> Analysis:
         pd.concat(parts, ignore_index=True),
         answers,
         lambda figure: _draw_gradient_components(
-            figure, gradients[0].frame("components"), gradients[0].metrics["train_error"], own[0]
+            figure, gradients[0].frame("components"), gradients[0].metrics["train_error"], batch_sizes[0]
         ),
         (f"training errors {errors}",),
     )

@@ -111,9 +111,11 @@ def atlas(
         for scope in scopes:
             counts = copies_in_resamples(scope.strata, resamples, seed)
             for kind, axis in itertools.product(kinds, AXES):
-                own = [point for point in points if point.axis == axis]
-                rows += _atlas_curves(looks, measures, target, kind, scope, own, counts, level) if own else ()
-                advance(len(own))
+                along_axis = [point for point in points if point.axis == axis]
+                rows += (
+                    _atlas_curves(looks, measures, target, kind, scope, along_axis, counts, level) if along_axis else ()
+                )
+                advance(len(along_axis))
     meta = {
         "target": target, "by": list(by), "network": named, "networks": int(codes.max()) + 1, "confidence": level,
         "resamples": resamples, "seed": seed, "notes": notes, "version": __version__,

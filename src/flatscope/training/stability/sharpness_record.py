@@ -191,10 +191,10 @@ class Stability(Result):
         if self.rows.empty:
             return ["Nothing was recorded."]
         last = self.rows.iloc[-1]
-        told = self.sharpness.words(self.rule.symbol)
+        standing = self.sharpness.words(self.rule.symbol)
         if self.rule.unknown:
-            told = f"λ_max is {readable_number(float(last['lambda_max']))} at the end; {self.rule.unknown}."
-        sentences = [told]
+            standing = f"λ_max is {readable_number(float(last['lambda_max']))} at the end; {self.rule.unknown}."
+        sentences = [standing]
         if self.batch is not None:
             words = self.batch_sharpness.words(f"η·batch sharpness (batches of {self.batch})")
             if self.rule.unknown or self.rule.momentum:

@@ -156,8 +156,8 @@ def tables_of(problem: Problem, config: Config) -> list[Table]:
     for kind, function in (("measure", measure), ("bound", bounds)):
         names = config.get(f"{kind}s")
         if names:
-            own = {name: given for name, given in options.items() if name in declarations(kind)}
-            tables.append(function(problem, names, options=own, context=context))
+            known_options = {name: given for name, given in options.items() if name in declarations(kind)}
+            tables.append(function(problem, names, options=known_options, context=context))
     context.forget()
     return tables
 
