@@ -112,7 +112,7 @@ def targets_are_unshifted_tokens(inputs: Inputs, targets: Tensor) -> bool:
         return False
     if isinstance(inputs, dict) and "decoder_input_ids" not in inputs:
         return True
-    fix = "Move them by one in the data function: flatscope.loss.next_tokens(labels)"
+    fix = "Move them by one in the data function: flatscope.inputs.next_tokens(labels)"
     got = "the tokens of the inputs themselves"
     raise InputError("the next token at every position as targets", got, "train, loss next_token", fix)
 

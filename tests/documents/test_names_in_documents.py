@@ -28,6 +28,10 @@ CODE = (".py", ".pyi", ".toml", ".js", ".cu")
 # Bare names that pages mention and that are none of ours: of other packages, of torch, and of flatscope as it was.
 OF_OTHERS = {"FqnToConfig", "IntxWeightOnlyConfig", "compress_weights", "ignored_scope", "special_expit", "sam"}
 OF_OTHERS |= {"flatscope_app", "flatscope_training"}
+# What pages and examples may import; a search inside a measure is the subject of one example, a table that of a page.
+PUBLIC = {"flatscope", *(f"flatscope.{name}" for name in ("errors", "extend", "inputs", "stats", "training"))}
+PUBLIC |= {"flatscope.training.callbacks", "flatscope.measures.margin_search", "flatscope.comparing.records"}
+IMPORTED = re.compile(r"^[ >.]*(?:from|import) (flatscope[\w.]*)", re.MULTILINE)
 FILE = re.compile(r"^((?:src|tests|docs|benchmarks|examples)/[\w./-]+)$")
 
 
@@ -98,3 +102,13 @@ def test_a_name_that_does_not_exist_is_noticed() -> None:
     assert list(names("a `b` and\n```py\n`c`\n```")) == ["b"]
     assert missing("deliver_it(frame)") == missing("@deliver_it") == "deliver_it"
     assert missing("write_and_show_result") == missing("@each_trial(…)") == ""
+
+
+def test_pages_and_examples_import_public_modules() -> None:
+    files = [path for path in DOCUMENTS if ROOT / "src" not in path.parents]  # there they are for who changes them
+    files += [*(ROOT / "examples").rglob("*.py"), *(ROOT / "docs").rglob("*.ipynb")]
+    texts = {path: path.read_text(encoding="utf-8").replace('"from ', "\nfrom ") for path in files}
+    inside = {
+        (path.name, name) for path, text in texts.items() for name in IMPORTED.findall(text) if name not in PUBLIC
+    }
+    assert inside == set()

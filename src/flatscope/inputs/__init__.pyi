@@ -6,3 +6,4 @@ from flatscope.inputs.loading import load as load
 from flatscope.inputs.public_sets import available as available
 from flatscope.inputs.weight_files import load_weights as load_weights
 from flatscope.inputs.weight_files import save_weights as save_weights
+from flatscope.loss import next_tokens as next_tokens
