@@ -98,7 +98,7 @@ def named_parameters(model: nn.Module) -> Params:
 
 def trainable_names(model: nn.Module) -> tuple[str, ...]:
     """Names of the parameters that may move; all of them if the whole network is frozen."""
-    names = [name for name, value in model.named_parameters() if value.is_floating_point()]
+    names = [name for name, value in model.named_parameters() if value.is_floating_point() and value.numel()]
     free = [name for name, value in model.named_parameters() if value.requires_grad and name in names]
     return tuple(free or names)
 

@@ -174,3 +174,14 @@ def test_chains_move_it_as_they_move_a_vector_of_one() -> None:
     one, other = (fs.measure(fs.Problem(m, train=(X, Y)), names) for m in (model, twin))
     for name in names:
         assert one[name] == pytest.approx(other[name], rel=1e-9), one.reason(name)
+
+
+def test_a_parameter_without_entries_has_no_curvature() -> None:
+    """Products cannot be reshaped around it: eigenvalues failed."""
+    model = nn.Sequential(nn.Linear(4, 3)).double()
+    x, y = torch.eye(4).double(), torch.tensor([0, 1, 2, 0])
+    names = ["hessian_max_eigenvalue", "hessian_trace", "gradient_norm", "parameter_count"]
+    expected = fs.measure(fs.Problem(model, train=(x, y)), names)
+    model.register_parameter("none", nn.Parameter(torch.zeros(0, 3).double()))
+    found = fs.measure(fs.Problem(model, train=(x, y)), names)
+    assert [found[name] for name in names] == pytest.approx([expected[name] for name in names], rel=1e-12)

@@ -1,6 +1,7 @@
 """Rescaling and permuting: the same function with other weights, on every kind of network, and refused elsewhere."""
 
 import copy
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ from pieces import Net
 from torch import Tensor, nn
 from torch.nn import functional
 
+import flatscope as fs
 from flatscope.errors import InputError, NotApplicable, UnknownNameError
 from flatscope.network.interception import FunctionChangedError, refuse_if_different, relative_difference
 from flatscope.network.tracing import trace
@@ -447,3 +449,45 @@ def test_on_a_gpu(name):
         assert torch.allclose(on_gpu.get_parameter(key).cpu(), value, rtol=1e-9)
     assert relative_difference(model, rescale(model, x.cuda(), by="permutation"), x) < 1e-10
     assert relative_difference(model.float(), rescale(model.float(), x), x) < 1e-4
+
+
+class _Masked(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 5), nn.Linear(5, 3)
+        self.register_buffer("mask", (torch.arange(20) % 3 > 0).reshape(5, 4).double())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(functional.linear(x, self.first.weight * self.mask, self.first.bias).relu())
+
+
+class _Products(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Parameter(torch.randn(2, 4, 3)), nn.Parameter(torch.randn(3, 2, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.einsum("bhk,khc->bc", torch.einsum("bi,hik->bhk", x, self.first).relu(), self.last)
+
+
+@pytest.mark.parametrize("by", ["unit", "permutation"])
+@pytest.mark.parametrize(
+    "build",
+    [
+        _Masked,
+        _Products,
+        lambda: nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(4, 5)), nn.ReLU(), nn.Linear(5, 3)),
+    ],
+    ids=["mask", "products", "weight norm"],
+)
+def test_a_problem_of_a_rewritten_copy_is_of_its_function(build: Callable[[], nn.Module], by: str) -> None:
+    """Weights that are computed became parameters in the copy, and a problem of it went back to what they were of."""
+    torch.manual_seed(0)
+    model, x, y = build().double().eval(), torch.randn(9, 4).double(), torch.arange(9) % 3
+    twin = fs.rescale(model, x, by=by, seed=1)
+    problem = fs.Problem(twin, train=(x, y))
+    assert torch.allclose(problem.forward(x), model(x), atol=1e-12)
+    given, found = (fs.measure(p, ["rho_sum", "margin"]) for p in (fs.Problem(model, train=(x, y)), problem))
+    assert [found[name] for name in ("rho_sum", "margin")] == pytest.approx(
+        [given[name] for name in ("rho_sum", "margin")], rel=1e-9
+    )

@@ -44,6 +44,8 @@ def normal_form(
         everything: look at all examples, since they may use weights in other ways.
     """
     twin, examples = independent_module_copy(model), iter(examples)
+    if is_rewritten(twin):  # a rescaled copy, say, of which everything is known
+        return twin
     first = next(examples)
     if plan_of(twin) is None and not hasattr(model, _SEARCHED):
         outputs = returned_tensors  # also those beside the one that is measured
@@ -141,15 +143,19 @@ def leave_out_dead(
 ) -> bool:
     """Hide from every rule what does not reach the outputs of a module that runs as it is; it is changed in place.
 
+    One that runs by a plan already, as a rescaled copy may, keeps that: without it, it would be another function.
+
     Args:
         model: in eval mode.
         passes: what each of several passes needs; only the first is read where that needs everything.
         example: some samples.
         outputs: the tensors that count of what the model returns.
     """
+    object.__setattr__(model, _SEARCHED, True)
+    if plan_of(model) is not None:
+        return False
     with own_settings():
         dead = dead_operations(passes, model, example, outputs)
-    object.__setattr__(model, _SEARCHED, True)
     if dead is not None:
         set_plan(model, WeightPlan(dead=dead))
     return dead is not None
@@ -213,7 +219,8 @@ def _give_parameters(twin: nn.Module, uses: list[Use], made: dict[str, tuple[Key
             value.requires_grad_(False)
     acting = {key: acting_name(name) for name, (key, _) in made.items()}
     plan = replace(plan_of(twin) or WeightPlan(), constants=constants)
-    set_plan(twin, replace(plan, acting=acting, masks=masks, absorbed=frozenset(absorbed - kept)))
+    absorbed = plan.absorbed | absorbed - kept
+    set_plan(twin, replace(plan, acting=plan.acting | acting, masks=plan.masks | masks, absorbed=absorbed))
 
 
 def made_of(model: nn.Module) -> dict[str, tuple[str, ...]]:
