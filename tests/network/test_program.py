@@ -67,6 +67,24 @@ def test_what_stands_behind_a_parameter(between: Any, moved: str, behind: list[s
     assert [program.steps[number].name for number in sorted(program.behind([moved]))] == behind
 
 
+class Turned(nn.Module):
+    """A layer whose weight is turned before it is used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w, self.last = nn.Parameter(torch.ones(3, 4, dtype=torch.float64)), nn.Linear(4, 2).double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Samples (n, 3)."""
+        return self.last(torch.relu(functional.linear(x, self.w.T)))
+
+
+def test_a_layer_that_reads_a_view_of_its_weight_is_not_behind_it() -> None:
+    program = recorded(Turned(), X)
+    names = [program.steps[number].name for number in sorted(program.behind(["w"]))]
+    assert names == ["relu", "linear"]
+
+
 def test_a_write_that_only_the_tensor_tells() -> None:
     """`relu(h, inplace=True)` has no mark in its name."""
     program = recorded(Net(lambda h: functional.relu(h, inplace=True)), X)
