@@ -163,7 +163,7 @@ class CurvatureOperator(SymmetricOperator):
         return self.ctx.problem.ranks.summed(self._of_this_rank(vectors, gather))
 
     def _of_this_rank(self, vectors: Vectors, gather: Gather) -> Sequence[Tensor]:
-        """What is gathered in one pass, with batches so small that it fits."""
+        """Tensors gathered in one pass, with batches so small that it fits."""
         while self.ctx.problem.ranks.anywhere((found := self._tried(vectors, gather)) is None):
             if self._batch_size == 1:
                 raise torch.OutOfMemoryError("a curvature product of one sample does not fit into the GPU's memory")

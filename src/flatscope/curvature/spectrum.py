@@ -331,9 +331,12 @@ def lanczos_quadrature(
     return found
 
 
-def krylov_space(operator: SymmetricOperator, generator: torch.Generator, steps: int) -> Krylov:
-    """The space of some products from a random start, or of fewer where it is closed before."""
-    start = random_start(operator.size, generator, operator.device, STANDARD.coarse_tolerance)
+def krylov_space(
+    operator: SymmetricOperator, generator: torch.Generator, steps: int, start: Tensor | None = None
+) -> Krylov:
+    """The space of some products from a start, a random one by default; of fewer where it is closed before."""
+    if start is None:
+        start = random_start(operator.size, generator, operator.device, STANDARD.coarse_tolerance)
     space = Krylov(start, steps, generator)
     while not (space.full or space.closed):
         space.take(checked_finite(operator @ space.newest))

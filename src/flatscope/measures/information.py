@@ -17,10 +17,9 @@ import torch
 from torch import Tensor
 
 from flatscope.context import Context
-from flatscope.curvature.lanczos import Krylov
 from flatscope.curvature.memory import allowed
 from flatscope.curvature.operators import CurvatureOperator, GaussNewton, Hessian
-from flatscope.curvature.spectrum import checked_finite
+from flatscope.curvature.spectrum import krylov_space
 from flatscope.errors import InputError, NotApplicable, refuse_unless_whole
 from flatscope.measures.gradient_noise import noise_squares, sample_gradients
 from flatscope.measures.layer_values import trace_of_everything
@@ -210,9 +209,7 @@ def _quadrature_bounds(
     """Upper and lower bound of vᵀ(G + αI)⁻¹v for v in the direction of `start`, of length one: (1, 2)."""
     room = allowed(operator.ctx.effort.limits.krylov_memory, operator.device)
     most = max(2, min(steps, room // (8 * operator.size)))
-    space = Krylov(start.to(operator.device, torch.float64), most, generator)
-    while not (space.full or space.closed):
-        space.take(checked_finite(operator @ space.newest))
+    space = krylov_space(operator, generator, most, start.to(operator.device, torch.float64))
     inside = space.projected
     lowest = float(torch.linalg.eigvalsh(inside)[0])
     if lowest < -BELOW * alpha:

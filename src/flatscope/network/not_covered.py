@@ -26,7 +26,7 @@ class NotCovered(dict[str, str]):
         return NotCovered({**self, **others})
 
     def among(self, names: Iterable[str]) -> NotCovered:
-        """Those of some parameters, in their order."""
+        """The entries of some parameters, in the order of these names."""
         return NotCovered({name: self[name] for name in names if name in self})
 
     def in_words(self, most: int) -> str:

@@ -86,7 +86,7 @@ TABLE: dict[str, Meaning] = {
     ),
     **_each("getitem index_select", replace(MOVE, scale=scales.pick)),
     **_each("gather take_along_dim diagonal", replace(MOVE, scale=scales.choose)),
-    **_each("detach data", replace(SAME, scale=scales.move)),
+    **_each("detach data", replace(SAME, scale=scales.move, moves=True)),
     **_each("setitem", replace(MOVE, scale=scales.set_item, paths=None, stretch=None)),
     **_each("pad", replace(MOVE, scale=scales.pad, paths=path_rules.pad_paths, moves=False)),
     **_each(
