@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -17,34 +17,14 @@ from flatscope.context import Context
 from flatscope.curvature.estimators import DiagonalQuantities, Readings
 from flatscope.curvature.operators import curvature_operator, sample_groups
 from flatscope.curvature.patches import by_output
-from flatscope.curvature.symmetric_operator import Congruence
+from flatscope.curvature.symmetric_operator import Congruence, Directions, joined_directions
 from flatscope.network.layers import Layer
 
 
-@dataclass(frozen=True)
-class Directions:
-    """Directions b in the space of one weight matrix, as a linear map from coefficients."""
-
-    count: int  # number of directions
-    embed: Callable[[Tensor], Tensor]  # coefficients (count, k) -> weight-shaped vectors (numel, k)
-    # weight-shaped vectors (numel, k) -> inner products with the directions (count, k)
-    pull: Callable[[Tensor], Tensor]
-
-
-def trace_directions(weight: Tensor, layer: Layer | None = None) -> Directions:
-    """Unit vectors: their sum is the trace."""
+def unit_vectors(weight: Tensor, layer: Layer | None = None) -> Directions:
+    """All of them: their sum is the trace."""
     del layer
-    return Directions(weight.numel(), lambda z: z, lambda g: g)
-
-
-def column_directions(weight: Tensor, layer: Layer) -> Directions:
-    """The columns w(j): outgoing weights of input feature or channel j; one value each."""
-    return _channel_directions(weight, layer.groups, 1 if layer.input_first else 2)
-
-
-def row_directions(weight: Tensor, layer: Layer) -> Directions:
-    """The rows: incoming weights of output unit i; one value each."""
-    return _channel_directions(weight, layer.groups, 2 if layer.input_first else 1)
+    return Directions(weight.numel(), weight.numel(), lambda z: z, lambda g: g)
 
 
 def relative_directions(weight: Tensor, layer: Layer) -> Directions:
@@ -69,12 +49,13 @@ def relative_directions(weight: Tensor, layer: Layer) -> Directions:
     def pull(g: Tensor) -> Tensor:
         return torch.einsum("or,oqk->rqk", root, g[index].reshape(out, q, -1)).reshape(root.shape[1] * q, -1)
 
-    return Directions(root.shape[1] * q, embed, pull)
+    return Directions(root.shape[1] * q, out * q, embed, pull)
 
 
-def _channel_directions(weight: Tensor, groups: int, axis: int) -> Directions:
-    """One direction per channel along an axis of the weight (groups, rows of a group, columns, taps)."""
-    source = weight.reshape(groups, len(weight) // groups, weight.shape[1], -1, 1).double()
+def channel_directions(weight: Tensor, layer: Layer, incoming: bool) -> Directions:
+    """The weights of every channel, one value each: outgoing ones w(j) of input j, incoming ones of output i."""
+    axis = 2 if incoming == layer.input_first else 1  # of (groups, rows of a group, columns, taps)
+    source = weight.reshape(layer.groups, len(weight) // layer.groups, weight.shape[1], -1, 1).double()
     kept = [size if place in (0, axis) else 1 for place, size in enumerate(source.shape[:4])]
 
     def embed(z: Tensor) -> Tensor:
@@ -83,13 +64,13 @@ def _channel_directions(weight: Tensor, groups: int, axis: int) -> Directions:
     def pull(g: Tensor) -> Tensor:
         return (source * g.reshape(*source.shape[:4], -1)).sum((3 - axis, 3)).reshape(math.prod(kept), -1)
 
-    return Directions(math.prod(kept), embed, pull)
+    return Directions(math.prod(kept), weight.numel(), embed, pull)
 
 
 DIRECTIONS: dict[str, Callable[[Tensor, Layer], Directions]] = {
-    "trace": trace_directions,
-    "rho": column_directions,
-    "rho_rows": row_directions,
+    "trace": unit_vectors,
+    "rho": partial(channel_directions, incoming=False),
+    "rho_rows": partial(channel_directions, incoming=True),
     "relative_flatness": relative_directions,
 }
 
@@ -116,19 +97,10 @@ class LayerDirections(DiagonalQuantities):
         self._norms = {name: float(ctx.params[name].double().square().sum()) for name in layers}
         if quantity == "trace":
             others = [name for name in not_covered if name not in layers]
-            self._parts |= {name: trace_directions(ctx.params[name]) for name in others}
-        self._counts = [part.count for part in self._parts.values()]
+            self._parts |= {name: unit_vectors(ctx.params[name]) for name in others}
         # One for all products: it keeps its graphs.
         matrix = curvature_operator(ctx, list(self._parts), sample_groups(ctx))
-        super().__init__(Congruence(matrix, sum(self._counts), self._laid_out, self._inner_products))
-
-    def _laid_out(self, coefficients: Tensor) -> Tensor:
-        split = torch.split(coefficients, self._counts)
-        return torch.cat([part.embed(some) for part, some in zip(self._parts.values(), split, strict=True)])
-
-    def _inner_products(self, vectors: Tensor) -> Tensor:
-        split = torch.split(vectors, [self._ctx.params[name].numel() for name in self._parts])
-        return torch.cat([part.pull(some) for part, some in zip(self._parts.values(), split, strict=True)])
+        super().__init__(Congruence(matrix, joined_directions(list(self._parts.values()))))
 
     def diagonal(self, width: int) -> Iterator[Tensor]:
         """One product per direction, parameter by parameter.
@@ -158,7 +130,8 @@ class LayerDirections(DiagonalQuantities):
         found: Readings = {}
         quantity, per_unit = self._quantity, self._quantity.startswith("rho")
         whole = f"{quantity}_sum" if per_unit else quantity
-        for name, some in zip(self._parts, torch.split(diagonal, self._counts), strict=True):
+        counts = [part.count for part in self._parts.values()]
+        for name, some in zip(self._parts, torch.split(diagonal, counts), strict=True):
             total = some.sum(0, keepdim=True)
             if per_unit:
                 found[name, quantity] = some

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -63,32 +64,47 @@ class SymmetricOperator(ABC):
         )
 
 
+@dataclass(frozen=True)
+class Directions:
+    """Directions b in a space of vectors, as a linear map E from coefficients."""
+
+    count: int  # number of directions
+    length: int  # of the vectors
+    embed: Callable[[Tensor], Tensor]  # coefficients (count, k) -> vectors (length, k)
+    pull: Callable[[Tensor], Tensor]  # vectors (length, k) -> inner products with the directions (count, k)
+
+
+def joined_directions(parts: Sequence[Directions]) -> Directions:
+    """Directions in several spaces as those in one, whose vectors are theirs one behind the other."""
+    counts, lengths = [part.count for part in parts], [part.length for part in parts]
+
+    def embed(coefficients: Tensor) -> Tensor:
+        return torch.cat([part.embed(z) for part, z in zip(parts, torch.split(coefficients, counts), strict=True)])
+
+    def pull(vectors: Tensor) -> Tensor:
+        return torch.cat([part.pull(v) for part, v in zip(parts, torch.split(vectors, lengths), strict=True)])
+
+    return Directions(sum(counts), sum(lengths), embed, pull)
+
+
 class Congruence(SymmetricOperator):
-    """EᵀAE: a matrix A as a function of coefficients, which E lays out as vectors.
+    """EᵀAE: a matrix A as a function of coefficients of some directions.
 
     Args:
         matrix: A.
-        size: number of coefficients.
-        embed: E, from coefficients (m, k) to vectors (p, k).
-        pull: its transpose.
+        directions: E.
     """
 
-    def __init__(
-        self,
-        matrix: SymmetricOperator,
-        size: int,
-        embed: Callable[[Tensor], Tensor],
-        pull: Callable[[Tensor], Tensor],
-    ) -> None:
-        super().__init__(size, matrix.device, matrix.groups)
-        self._matrix, self._embed, self._pull = matrix, embed, pull
+    def __init__(self, matrix: SymmetricOperator, directions: Directions) -> None:
+        super().__init__(directions.count, matrix.device, matrix.groups)
+        self._matrix, self._directions = matrix, directions
 
     def __matmul__(self, coefficients: Tensor) -> Tensor:
-        return self._pull(self._matrix @ self._embed(coefficients))
+        return self._directions.pull(self._matrix @ self._directions.embed(coefficients))
 
     def by_groups(self, vectors: Vectors, gather: Gather) -> list[Tensor]:
         """Sums of what is gathered from products with coefficients of each group's own."""
         return self._matrix.by_groups(
-            lambda group: self._embed(vectors(group)),
-            lambda parts: gather((group, self._pull(product)) for group, product in parts),
+            lambda group: self._directions.embed(vectors(group)),
+            lambda parts: gather((group, self._directions.pull(product)) for group, product in parts),
         )

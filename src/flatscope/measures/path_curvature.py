@@ -35,7 +35,7 @@ from flatscope.curvature.per_sample_gradients import (
     vector_gradients,
 )
 from flatscope.curvature.sweep import backpropagated, sweep_plan, sweep_shape
-from flatscope.curvature.symmetric_operator import Congruence, SymmetricOperator
+from flatscope.curvature.symmetric_operator import Congruence, Directions, SymmetricOperator
 from flatscope.network.not_covered import NotCovered
 from flatscope.params import Params, add_to, count_scalars, unflatten
 from flatscope.samples import Batch
@@ -182,7 +182,7 @@ class ScalingEdges:
                 moved = embed(at)  # linear, so that it may be differentiated anywhere
             return torch.autograd.grad(moved, at, vectors)[0]
 
-        return Congruence(over_weights, size, embed, pull)
+        return Congruence(over_weights, Directions(size, over_weights.size, embed, pull))
 
     def bending(self, gradient: Params) -> Tensor:
         """Σ g ∂²w/∂x_e² of each edge: 2 Σ g w / w_e² over the weights that it divides."""
