@@ -140,6 +140,41 @@ LOCAL_NUMBERS = {
     "random_signs": {"_FIRST", "_SECOND", "_STEP"},
     "linear_systems": {"NOISE"},
     "finite_differences": {"RATIO"},
+    # In measures/ and landscapes/: what is asked for, numbers of one search or attack, roundings, pictures.
+    "sampling": {"LEVEL"},
+    "attacks": {"HALVINGS", "KINDS", "LENGTHS", "POWERS", "ROUNDING", "SAMPLES", "STEPS", "TOLERANCE"},
+    "feature_robustness": {"LONGEST", "NO_GRADIENT", "SETTLED", "SETTLING", "TOLERANCE"},
+    "geometric_margin": {"ROUNDING", "SURE"},
+    "information": {"BELOW", "OUTSIDE"},
+    "layer_values": {"MOST_PARTS", "MOST_REASONS"},
+    "losses_along_lines": {"FEW"},
+    "margin_exact": {"LARGEST_INPUT", "MOST_UNITS", "ROUNDING"},
+    "margin_search": {
+        "CORNER",
+        "DIRECTIONS",
+        "DRAW_BACK",
+        "FAR",
+        "HALVINGS",
+        "LOOKS",
+        "MOST_CLASSES",
+        "OVERSHOOT",
+        "ROUNDS",
+        "SLIDES",
+        "SPREAD",
+        "STEPS",
+        "SWEEPS",
+        "TOWARDS_SAMPLE",
+    },
+    "pac_bayes": {"ALPHAS", "SLOPE"},
+    "posterior_chains": {"CHANCE", "GROWTH", "HEAT", "MOST_ROUNDS", "ROUGH_PRODUCTS"},
+    "psi_flatness": {"DRAWS"},
+    "radius": {"MOST_STEPS", "SMALLEST", "START", "SUP_GROWTH"},
+    "robustness": {"GAMMAS", "IDENTITY", "UNDECIDED"},
+    "sharpness": {"EVALUATIONS", "LEAST_CORNERS", "ROUGH_PRODUCTS", "SIGN_STEPS"},
+    "weight_flatness": {"AFFORDABLE", "CLOUD"},
+    "grid_losses": {"WARM_UP"},
+    "landscape_function": {"NOISE"},
+    "surface": {"FALLS", "LEVELS", "MOST"},
 }
 # Numbers in comparisons, `min` and `max`: bytes of a float64, roundings, lengths of argument lists.
 LOCAL_BOUNDS = {
@@ -489,8 +524,10 @@ def test_no_number_in_a_comparison_decides_how_curvature_is_found() -> None:
 
 def test_what_decides_how_curvature_is_found_stands_in_limits() -> None:
     """No threshold that steers a choice, or ends a loop, is a constant of a module."""
-    folders = [SOURCE / name for name in ("network", "curvature", "decisions")]
-    files = {path.stem: path for folder in folders for path in sorted(folder.glob("*.py")) if path.stem != "__init__"}
+    folders = [SOURCE / name for name in ("network", "curvature", "decisions", "measures", "landscapes")]
+    paths = [path for folder in folders for path in folder.glob("*.py") if path.stem != "__init__"]
+    files = {path.stem: path for path in [*paths, SOURCE / "perturbation.py", SOURCE / "sampling.py"]}
+    assert len(files) == len(paths) + 2, "no two files of one name"
     found = {stem: numbers_of(tree_of(path)) for stem, path in files.items()}
     assert {stem: names for stem, names in found.items() if names} == LOCAL_NUMBERS
     assert numbers_of(ast.parse("A, B = 2, 3 * 4\nC: int = -1\nD = 'x'\nE = range(3)\nF = f(2)")) == set("ABCE")

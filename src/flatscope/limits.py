@@ -121,6 +121,8 @@ class Limits:
     looks_a_doubling: int = 8
     long_vector: int = 2**20
     coarse_tolerance: float = 1e-4
+    # A GPU multiplies coarsely where no more than this precision is asked for: such products have 2 to 3 digits.
+    coarse_precision: float = 0.01
     # No search for eigenvalues behind the outermost ends before so many products: of these a small residual tells of
     # some eigenvalue near, not of which. One below this share of the largest lies where a random vector mostly lies:
     # it is found after so many products, when it has not moved over the last ones: so many, or that share of all.
@@ -183,8 +185,10 @@ class Limits:
     kept_memory: MemoryShare = MemoryShare(asked=0.25, free=0.125, least=GIB)
     # Gradients of single samples that are formed together: what the caches of a CPU hold.
     gradient_bytes: int = 16 * MIB
-    # Those that no layer gives are formed by torch.func, whose calls cost more.
-    transformed_bytes: int = 64 * MIB
+    # Those that torch.func forms, whose calls cost more; where that is fewer samples, a call costs more than its
+    # arithmetic, and what passes the layers is read instead.
+    transformed_bytes: int = 128 * MIB
+    transformed_samples: int = 16
     # Patches, columns and gradients of a layer that are read together on a CPU: LeNet-5 took 8 % longer with 16 MiB,
     # and with 2.
     reading_bytes: int = 8 * MIB
@@ -192,8 +196,38 @@ class Limits:
     block_memory: MemoryShare = MemoryShare(asked=0.25, free=0.125, least=256 * MIB)
     # What is known of lines through weight space; activations need as much again.
     lines_memory: MemoryShare = MemoryShare(asked=0.25, free=1 / 6, least=256 * MIB)
+    # Samples, and what layers answer on them, that stay on the device from pass to pass.
+    kept_data: int = GIB
     # A Krylov space.
     krylov_memory: MemoryShare = MemoryShare(asked=0.25, free=1 / 16, least=GIB)
+
+    # --- Networks that run together (`flatscope.perturbation`, `flatscope.landscapes`)
+    # Those with other weights, at most so many with so many bytes of weights, go together where a call costs more than
+    # its arithmetic: on a CPU up to so many samples; on a GPU up to so many samples times networks in one call, of a
+    # landscape more, as nothing is differentiated.
+    stacked_networks: int = 16
+    stacked_bytes: int = 256 * MIB
+    stacked_samples: int = 64
+    stacked_rows: int = 4096
+    landscape_rows: int = 2**14
+    # Samples of a batch up to which several chains run as one on a CPU too.
+    chain_samples: int = 512
+    # Points of a line that a landscape keeps together.
+    line_points: int = 8
+    # A batch of a landscape on a GPU where nobody asked for another.
+    landscape_batch: int = 2048
+    # Pairs of networks, directions and numbers that are drawn together: results must not hang on the memory there is.
+    drawn_pairs: int = 32
+    drawn_directions: int = 1024
+    drawn_numbers: int = 2**26
+    # Noise of inputs that is held at once, in numbers.
+    noise_numbers: int = 2**24
+    # Mini-batches whose samples one pass over the data collects.
+    collected_batches: int = 32
+    # Products with path values at a time, each of which has a tensor of all weights; those with a network's weights on
+    # a GPU.
+    path_products: int = 8
+    gpu_products: int = 4
 
     @property
     def first_look(self) -> int:

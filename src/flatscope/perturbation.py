@@ -27,12 +27,6 @@ from flatscope.registry import measure
 from flatscope.samples import Batch, Inputs, joined_inputs, rows_of_inputs, tensors_of_inputs
 from flatscope.sampling import Draws, draw_until_precise, pair_means
 
-STACKED = 16
-STACK_BYTES = 256 * 2**20
-KEPT_BYTES = 2**30
-FEW_SAMPLES = 64
-TOGETHER = 4096  # samples times networks in one call
-
 # Of measures that move the weights and look at the training loss.
 measure_of_moves = partial(measure, direction="lower", cost="long", exact=False, on_folded=True, falls_with_loss=True)
 Evaluate = Callable[[Params], tuple[Tensor, Params]]
@@ -196,7 +190,8 @@ def agree_to_rounding(ctx: Context, one: Tensor, other: Tensor) -> bool:
 
 def _networks_at_once(ctx: Context) -> int:
     """Perturbed networks of one pass, bounded by the memory of their weights."""
-    return max(1, min(STACKED, STACK_BYTES // (8 * count_scalars(ctx.trainable.values()))))
+    limits = ctx.effort.limits
+    return max(1, min(limits.stacked_networks, limits.stacked_bytes // (8 * count_scalars(ctx.trainable.values()))))
 
 
 def _losses_and_gradients_by_batch(ctx: Context, stacked: Params, with_gradients: bool) -> tuple[Tensor, Params]:
@@ -204,12 +199,13 @@ def _losses_and_gradients_by_batch(ctx: Context, stacked: Params, with_gradients
     points = {name: (ctx.params[name] + value.to(ctx.params[name])).detach() for name, value in stacked.items()}
     losses = torch.zeros(k, dtype=torch.float64)
     gradients = {name: torch.zeros_like(point, dtype=torch.float64) for name, point in points.items()}
-    by_arithmetic = ctx.problem.n_train > FEW_SAMPLES and (
-        ctx.problem.device.type == "cpu" or _networks_at_once(ctx) < STACKED
+    limits = ctx.effort.limits
+    by_arithmetic = ctx.problem.n_train > limits.stacked_samples and (
+        ctx.problem.device.type == "cpu" or _networks_at_once(ctx) < limits.stacked_networks
     )
     groups, size = [slice(i, i + 1) for i in range(k)], ctx.problem.batch_size
     if k > 1 and not by_arithmetic and ctx.cached(can_stack_weights):
-        groups, size = [slice(0, k)], min(size, max(1, TOGETHER // k))
+        groups, size = [slice(0, k)], min(size, max(1, limits.stacked_rows // k))
     run = _losses_of_stacked_points if len(groups) < k else _losses_point_by_point
     with torch.set_grad_enabled(with_gradients):
         for inputs, targets in ctx.share(size=size):
@@ -255,7 +251,7 @@ def samples_as_one_batch(ctx: Context, part: str = "train") -> Batch | None:
     kept = 0
     for inputs, targets in ctx.batches(part, ctx.problem.part(part).n):  # tensors come back as they are: no copy
         kept += sum(part.numel() * part.element_size() for part in tensors_of_inputs(inputs))
-        if kept > KEPT_BYTES:
+        if kept > ctx.effort.limits.kept_data:
             return None
         parts.append((inputs, targets))
     if len(parts) == 1:

@@ -15,9 +15,10 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import flatscope as fs
 from flatscope.errors import InputError, NumericalWarning
-from flatscope.landscapes import directions, grid_losses, landscape_function
+from flatscope.landscapes import directions, landscape_function
 from flatscope.landscapes.directions import PathPlane
 from flatscope.landscapes.grid_losses import GridLosses
+from flatscope.limits import STANDARD
 
 TINY = [networks.mlp, networks.lenet_like, networks.batchnorm_conv, networks.residual]
 every_network = pytest.mark.parametrize("build", TINY, ids=lambda build: build.__name__)
@@ -79,10 +80,10 @@ def test_ways_of_evaluating_agree(monkeypatch: pytest.MonkeyPatch, n: int, stack
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(n, 1, 6, 6, generator=generator, dtype=torch.float64)
     y = torch.randint(0, 3, (n,), generator=generator)
-    monkeypatch.setattr(grid_losses, "FEW_SAMPLES", 1000 if stacked else 0)
+    monkeypatch.setitem(vars(STANDARD), "stacked_samples", 1000 if stacked else 0)
     streamed = fs.Problem(tiny.model, train=(x, y), batch_size=7)
     surface = fs.landscape(streamed, grid=5, directions="filter")
-    monkeypatch.setattr(grid_losses, "KEPT_BYTES", 0)  # nothing kept from row to row
+    monkeypatch.setitem(vars(STANDARD), "kept_data", 0)  # nothing kept from row to row
     again = fs.landscape(fs.Problem(tiny.model, train=(x, y)), grid=5, directions="filter")
     torch.testing.assert_close(surface.loss, again.loss, rtol=1e-12, atol=1e-13)
     _, (first, second) = drawn(tiny, "filter")

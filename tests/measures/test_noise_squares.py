@@ -22,7 +22,7 @@ from torch import nn
 
 import flatscope as fs
 from flatscope.context import Context
-from flatscope.measures import gradient_noise
+from flatscope.limits import STANDARD
 from flatscope.measures.gradient_noise import noise_parts, noise_squares, sample_gradients
 
 BUILDERS = [attending, attention, batchnorm_conv, binary, lenet_like, one_dimensional, regression, residual, sequences]
@@ -61,7 +61,7 @@ def test_layers_give_what_single_gradients_give(
     torch.testing.assert_close(noise_squares(Context(problem)), expected, rtol=1e-10, atol=1e-14)
     along = (gradients - gradients.mean(0)) @ gradients.mean(0)
     torch.testing.assert_close(noise_parts(Context(problem))[:, 1], along, rtol=1e-9, atol=1e-13)
-    monkeypatch.setattr(gradient_noise, "FEW_ROWS", 10**9)
+    monkeypatch.setitem(vars(STANDARD), "transformed_samples", 10**9)
     torch.testing.assert_close(noise_squares(Context(problem)), expected, rtol=1e-9, atol=1e-13)
     torch.testing.assert_close(noise_parts(Context(problem))[:, 1], along, rtol=1e-9, atol=1e-13)
 

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import flatscope as fs
 from flatscope.inputs.loading import load
+from flatscope.limits import STANDARD
 from flatscope.measures.losses_along_lines import (
     LossesAlongLines,
     layers_linear_in_radius,
@@ -242,8 +243,8 @@ def test_directions_do_not_depend_on_how_many_fit_in_memory(monkeypatch: pytest.
     assert lines_at_once(ctx, tuple(ctx.trainable)) > 10
     monkeypatch.setattr("flatscope.measures.radius.lines_at_once", lambda *_: 3)
     assert torch.allclose(flatness_radii(ctx, directions=10), whole, rtol=1e-9)
-    monkeypatch.setattr("flatscope.measures.losses_along_lines.STACK_BYTES", 1)  # nothing is kept
-    monkeypatch.setattr("flatscope.measures.losses_along_lines.KEPT_BYTES", 1)
+    monkeypatch.setitem(vars(STANDARD), "stacked_bytes", 1)  # nothing is kept
+    monkeypatch.setitem(vars(STANDARD), "kept_data", 1)
     assert torch.allclose(flatness_radii(ctx, directions=10), whole, rtol=1e-9)
 
 

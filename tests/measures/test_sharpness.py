@@ -22,6 +22,7 @@ import flatscope as fs
 from flatscope import perturbation, registry
 from flatscope.context import Context
 from flatscope.errors import InputError
+from flatscope.limits import STANDARD
 from flatscope.measures import sharpness as family
 from flatscope.params import Params, norm
 from flatscope.perturbation import perturbed_gradients, perturbed_losses
@@ -209,7 +210,7 @@ def test_mini_batches_come_alike_from_tensors_and_loaders_and_from_a_stream(monk
     one, other = (fs.measure(problem, "sharpness", options=options)["sharpness"] for problem in problems)
     assert one == pytest.approx(other, rel=1e-9)
     assert fs.measure(problems[0], "sharpness", seed=5, options=options)["sharpness"] == pytest.approx(one, rel=0.02)
-    monkeypatch.setattr(perturbation, "KEPT_BYTES", 0)
+    monkeypatch.setitem(vars(STANDARD), "kept_data", 0)
     assert fs.measure(problems[1], "sharpness", options=options)["sharpness"] == pytest.approx(one, rel=0.02)
 
 
@@ -228,7 +229,7 @@ def test_losses_and_gradients_at_perturbed_weights(
     build: Callable[[], Tiny], together: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dense = Dense(build())
-    monkeypatch.setattr(perturbation, "FEW_SAMPLES", 64 if together else 0)
+    monkeypatch.setitem(vars(STANDARD), "stacked_samples", 64 if together else 0)
     ctx = Context(dense.tiny.problem(batch_size=5))
     generator = torch.Generator().manual_seed(2)
     stacked = {
@@ -276,7 +277,7 @@ def test_draws_are_read_a_block_at_a_time() -> None:
     def draws() -> Iterator[Params]:
         for i in range(40):
             alive.append(i)
-            if i == perturbation.STACKED:
+            if i == STANDARD.stacked_networks:
                 assert ctx.passes["forward"] == pytest.approx(i), "drawn before the first block was evaluated"
             yield {name: torch.zeros_like(value) for name, value in ctx.trainable.items()}
 

@@ -16,7 +16,7 @@ from flatscope.measures.losses_along_lines import (
     layers_linear_in_radius,
 )
 from flatscope.params import Params, count_scalars, vectorised_over_points
-from flatscope.perturbation import FEW_SAMPLES, can_stack_weights
+from flatscope.perturbation import can_stack_weights
 from flatscope.problem import DEFAULT_BATCH
 from flatscope.samples import Inputs, tensors_of_inputs
 
@@ -82,10 +82,6 @@ class ReplayedPoints:
                 self._totals[1] += (~(sample_margins(outputs, targets) > 0)).double().sum()  # NaN is wrong
 
 
-KEPT_BYTES = 2**30
-STACK_BYTES = 256 * 2**20
-GPU_BATCH = 2048
-TOGETHER = 2**14  # samples times networks in one call on a GPU
 Known = tuple[Inputs, Tensor, Responses]
 
 
@@ -110,14 +106,15 @@ class GridLosses:
         if self._layers and not self._known_responses_agree():
             self._layers = ()
         self._kept: list[Known] | None = None
-        self._may_keep = self._bytes_of_all() <= KEPT_BYTES
+        self._may_keep = self._bytes_of_all() <= ctx.effort.limits.kept_data
         self._captured: ReplayedPoints | None = None
         self._may_capture = ctx.problem.device.type == "cuda"
 
     @property
     def width(self) -> int:
         """Grid points whose weights are held at once."""
-        return max(1, STACK_BYTES // (8 * count_scalars(self._ctx.params[name] for name in self._plane.names)))
+        each = 8 * count_scalars(self._ctx.params[name] for name in self._plane.names)
+        return max(1, self._ctx.effort.limits.stacked_bytes // each)
 
     def __call__(self, points: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
         """Loss (k,), error (k,) or None, and poles (k,), at coordinates (k, d); NaN at poles.
@@ -196,7 +193,7 @@ class GridLosses:
         kept: list[Known] = []
         size = self._ctx.problem.batch_size
         if self._may_capture and self._may_keep and size == DEFAULT_BATCH:  # nobody asked for it
-            size = GPU_BATCH
+            size = self._ctx.effort.limits.landscape_batch
         for inputs, targets in self._ctx.batches(self._part, size):
             known = inputs, targets, self._affine_responses(inputs)
             if self._may_keep:
@@ -214,7 +211,8 @@ class GridLosses:
 
     def _can_stack_points(self, k: int, n: int) -> bool:
         """True if k networks run on n samples as one: where calls cost more than arithmetic, and memory allows it."""
-        worth = self._n <= FEW_SAMPLES if self._on_cpu else k * n <= TOGETHER
+        limits = self._ctx.effort.limits
+        worth = self._n <= limits.stacked_samples if self._on_cpu else k * n <= limits.landscape_rows
         return k > 1 and worth and self._ctx.cached(can_stack_weights)
 
     def _cuda_graph_of_pass(self) -> ReplayedPoints | None:

@@ -38,6 +38,7 @@ from flatscope.landscapes.directions import (
 )
 from flatscope.landscapes.grid_losses import GridLosses
 from flatscope.landscapes.surface import Surface
+from flatscope.limits import STANDARD
 from flatscope.measures.psi_flatness import path_coordinates
 from flatscope.params import Params, count_scalars, flatten, norm, unflatten
 from flatscope.problem import Problem
@@ -47,7 +48,6 @@ from flatscope.symmetries.folding import has_batchnorm
 SPACES = ("weights", "psi")
 NOISE = 0.05  # length of a direction over the root of the number of entries
 LENGTH_TO_CHOOSE = ("gaussian", "hessian")  # directions that noise and relative are about
-LINE_PIECE = 8  # points of a line that are kept together
 Row = tuple[Tensor, Tensor | None, Tensor]
 
 
@@ -176,7 +176,7 @@ def _losses_of_grid_rows(
 ) -> tuple[Tensor, Tensor | None, Tensor]:
     """Loss, error and poles over the grid, row by row (a line piece by piece)."""
     if len(axes) == 1:
-        pieces = [piece[:, None] for piece in torch.split(axes[0], LINE_PIECE)]
+        pieces = [piece[:, None] for piece in torch.split(axes[0], STANDARD.line_points)]
     else:
         pieces = [torch.stack([torch.full_like(axes[1], float(t)), axes[1]], dim=1) for t in axes[0]]
     rows = []

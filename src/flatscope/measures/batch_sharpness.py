@@ -16,8 +16,6 @@ from flatscope.registry import Value, measure
 from flatscope.samples import Batch, joined_inputs, shape_text, slice_inputs
 from flatscope.sampling import draw_until_precise
 
-READ_TOGETHER = 32  # mini-batches whose samples one pass over the data collects
-
 
 @measure(
     symbol=r"\mathbb{E}_B\, \frac{g_B^\top H_B\, g_B}{\|g_B\|^2}",
@@ -66,8 +64,9 @@ def _mini_batches(ctx: Context, batch: int, draws: int) -> Iterator[list[Batch]]
     if math.comb(n, batch) <= draws:
         yield from _batches_of_samples(ctx, [list(chosen) for chosen in itertools.combinations(range(n), batch)])
         return
-    for start in range(0, draws, READ_TOGETHER):
-        together = range(start, min(start + READ_TOGETHER, draws))
+    step = ctx.effort.limits.collected_batches
+    for start in range(0, draws, step):
+        together = range(start, min(start + step, draws))
         yield from _batches_of_samples(ctx, [torch.randperm(n, generator=generator)[:batch].tolist() for _ in together])
 
 

@@ -21,9 +21,6 @@ from flatscope.perturbation import loss_and_gradient, stacked_call_agrees
 from flatscope.registry import Value, measure
 from flatscope.samples import Batch, Inputs, map_inputs, slice_inputs
 
-CHUNK_BYTES = 128 * 2**20  # of the per-sample gradients held at once
-FEW_ROWS = 16  # where that is fewer samples, a call for them costs more than its arithmetic
-
 _of_samples = partial(
     measure,
     invariant_under={"permutation"},
@@ -126,7 +123,7 @@ def noise_parts(ctx: Context) -> Tensor:
     and inner products with the mean, and only parameters that belong to no layer have some.
     """
     mean = {name: value.to(ctx.problem.device, ctx.problem.dtype) for name, value in ctx.gradient().items()}
-    if _samples_at_once(ctx, ctx.trainable) >= FEW_ROWS:
+    if _samples_at_once(ctx, ctx.trainable) >= ctx.effort.limits.transformed_samples:
         return ctx.problem.ranks.joined(_distances_from_mean_gradient(ctx, mean))
     not_covered = find_not_covered(ctx, "gauss_newton")
     covered = {name: value for name, value in mean.items() if name not in not_covered}
@@ -167,7 +164,10 @@ def _distances_from_mean_gradient(ctx: Context, mean: Params) -> Tensor:
 def _samples_at_once(ctx: Context, moved: Params) -> int:
     """Samples whose gradients are held at once."""
     size = torch.finfo(ctx.problem.dtype).bits // 8
-    return max(1, min(ctx.problem.batch_size, CHUNK_BYTES // (2 * size * count_scalars(moved.values()))))
+    return max(
+        1,
+        min(ctx.problem.batch_size, ctx.effort.limits.transformed_bytes // (2 * size * count_scalars(moved.values()))),
+    )
 
 
 def sample_gradients(ctx: Context, names: Sequence[str] | None = None) -> Iterator[Tensor]:

@@ -24,7 +24,7 @@ from flatscope.network.interception import LAYER_CALLS, Operation
 from flatscope.network.layer_uses import LayerUse
 from flatscope.network.program import Slot
 from flatscope.params import Params, count_scalars, vectorised_over_points
-from flatscope.perturbation import FEW_SAMPLES, KEPT_BYTES, STACK_BYTES, agree_to_rounding, stacked_call_agrees
+from flatscope.perturbation import agree_to_rounding, stacked_call_agrees
 from flatscope.samples import Inputs, slice_inputs, tensors_of_inputs
 
 Layers = tuple[tuple[str, str | None], ...]  # weight, and bias if it moves
@@ -80,7 +80,7 @@ class LossesAlongLines:
         if not self._batches:
             self._linear = LinearLayers((), 0, False)
         self._stacked = (
-            ctx.problem.device.type != "cpu" or ctx.problem.n_train <= FEW_SAMPLES
+            ctx.problem.device.type != "cpu" or ctx.problem.n_train <= ctx.effort.limits.stacked_samples
         ) and self._can_stack_lines()
 
     @property
@@ -309,11 +309,11 @@ def _fits_into_memory(ctx: Context, linear: LinearLayers) -> bool:
     inputs = ctx.problem.example(1)
     data = ctx.problem.n_train * sum(part.numel() * part.element_size() for part in tensors_of_inputs(inputs))
     return data + linear.bytes_per_line <= max(
-        KEPT_BYTES, _memory_budget(ctx)
+        ctx.effort.limits.kept_data, _memory_budget(ctx)
     ) and linear.bytes_per_line <= _memory_budget(ctx)
 
 
 def _memory_budget(ctx: Context) -> int:
     if ctx.problem.device.type != "cuda" or ctx.problem.ranks.size > 1:  # ranks must take the same blocks
-        return STACK_BYTES
+        return ctx.effort.limits.stacked_bytes
     return allowed(ctx.effort.limits.lines_memory, ctx.problem.device)

@@ -18,8 +18,6 @@ from flatscope.context import Context
 from flatscope.errors import InputError
 from flatscope.params import Params, count_scalars, vectorised_over_points
 from flatscope.perturbation import (
-    FEW_SAMPLES,
-    STACK_BYTES,
     can_stack_weights,
     checked_levels,
     measure_of_moves,
@@ -31,7 +29,6 @@ from flatscope.sampling import draw_until_precise
 
 ALPHAS = (1e-3, 3e-3, 1e-2, 3e-2, 1e-1)
 SLOPE = 10.0
-TOGETHER = 32  # pairs in one call, where a call costs more than its arithmetic
 
 
 @measure_of_moves(
@@ -125,7 +122,9 @@ def paired_rises(
         everything = parts if len(parts[0][1]) == n else list(ctx.batches())  # other shapes do not stack
         samples = repeat((everything, chosen))
     # Stacks of one network have so much arithmetic that its ten sizes together take longer than one by one.
-    calls_are_dear = (ctx.problem.device.type != "cpu" or n <= FEW_SAMPLES) and _pairs_drawn_together(ctx) > 1
+    calls_are_dear = (
+        ctx.problem.device.type != "cpu" or n <= ctx.effort.limits.stacked_samples
+    ) and _pairs_drawn_together(ctx) > 1
     run = _losses_on_stacks if calls_are_dear and ctx.cached(can_stack_weights) else _losses_one_by_one
     both_signs = [sign * a for a in alphas for sign in (1, -1)]
     for noise in _noise_draws(ctx, draws // 2, slope):
@@ -158,7 +157,8 @@ def _noise_draws(ctx: Context, pairs: int, slope: float) -> Iterator[Params]:
 
 def _pairs_drawn_together(ctx: Context) -> int:
     """Pairs of networks that are drawn together."""
-    return max(1, min(TOGETHER, STACK_BYTES // (128 * count_scalars(ctx.trainable.values()))))
+    limits = ctx.effort.limits
+    return max(1, min(limits.drawn_pairs, limits.stacked_bytes // (128 * count_scalars(ctx.trainable.values()))))
 
 
 def _losses_one_by_one(ctx: Context, noise: Params, sizes: Tensor, each: Sequence[list[Batch]]) -> Tensor:

@@ -41,7 +41,6 @@ from flatscope.params import Params, add_to, count_scalars, unflatten
 from flatscope.samples import Batch
 from flatscope.symmetries.basis_paths import PathCoordinates
 
-COLUMNS = 8  # products with values at a time: each has a tensor of all weights
 EDGES, VALUES = "", ".values"  # no names of parameters
 
 
@@ -63,7 +62,7 @@ class PathHessian(SymmetricOperator):
         self._gradient = {name: ctx.gradient()[name] for name in self._names}
         n_weights = count_scalars(paths.params[name] for name in self._names)
         most = allowed(ctx.effort.limits.block_memory, ctx.problem.device, ctx.effort.memory)
-        self._width = max(1, min(COLUMNS, most // (8 * n_weights)))
+        self._width = max(1, min(ctx.effort.limits.path_products, most // (8 * n_weights)))
         at = paths.scaled_reference()
         # J from two reverse passes: torch's forward mode would load its compiler, which takes longer than all of this.
         self._pull = torch.func.vjp(self._weights, at)[1]

@@ -42,7 +42,6 @@ ROUGH_PRODUCTS = 10  # the largest curvature only sets the length of steps
 CHANCE = 1e-3  # that chains which agree are said not to
 HEAT = 0.5  # of the error that is asked for, or that was reached: what the noise of batches may add
 GROWTH = 16  # of the batch from one round to the next, at most
-FEW = 512  # samples of a batch up to which a CPU, too, runs several networks at once
 MOST_ROUNDS = 50  # of as many steps as were asked for, until a weak γ has pulled the chains back once
 
 
@@ -262,7 +261,7 @@ def losses_and_gradients_of_chains(
 ) -> tuple[Tensor, Params]:
     """Mean losses (k,) and stacked gradients at w + u, each on samples of its own: as many for one as for another."""
     k = len(next(iter(stacked.values())))
-    few = ctx.problem.device.type != "cpu" or len(targets) <= k * FEW
+    few = ctx.problem.device.type != "cpu" or len(targets) <= k * ctx.effort.limits.chain_samples
     run = _chains_in_one_call if few and ctx.cached(can_stack_weights_and_samples) else _chains_one_by_one
     if run is _chains_in_one_call:
         ctx.charge_passes("forward", len(targets))

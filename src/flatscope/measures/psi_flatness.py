@@ -49,7 +49,6 @@ from flatscope.symmetries.basis_paths import PathCoordinates
 from flatscope.symmetries.path_certificate import ActivationCertificate
 
 LAWS = ("ball", "sphere", "gaussian")
-COLUMNS = 4  # products at a time on a GPU
 DRAWS = 2  # random columns of a pass
 POLE = "guaranteed finite only below the smallest |P(u)S(u)|, where a weight becomes infinite"
 
@@ -102,7 +101,7 @@ def _path_trace(ctx: Context, rule: str, wanted: float, most_products: int) -> V
     beyond = BeyondGaussNewton(ctx, edges.names, 1 if one_by_one else sample_groups(ctx))
     matrix = edges.matrix(beyond)
     if one_by_one:
-        width = 1 if ctx.problem.device.type == "cpu" else COLUMNS
+        width = 1 if ctx.problem.device.type == "cpu" else ctx.effort.limits.gpu_products
         rest = math.fsum(
             _sum_of_quadratic_forms(matrix, groups[start : start + width]) for start in range(0, len(groups), width)
         )

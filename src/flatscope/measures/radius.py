@@ -22,8 +22,6 @@ START = 1 / 32  # of the norm of the moved weights
 SUP_GROWTH = 2**0.25
 SMALLEST = 1e-9  # of the first radius: a line that is outside there crosses at once
 MOST_STEPS = 200
-BLOCK = 1024  # lines at once, at most
-DRAWN_NUMBERS = 2**26
 
 
 @measure_of_moves(
@@ -112,14 +110,16 @@ def drawn_radii(
     moved = moved_parameters(ctx, layers)
 
     def radii() -> Iterator[Tensor]:
-        for stacked in unit_normals(ctx, moved, directions, ctx.effort.limits.first_look if precision else BLOCK):
+        for stacked in unit_normals(ctx, moved, directions, ctx.effort.limits.first_look if precision else None):
             search = _Search(LossesAlongLines(ctx, stacked, objective), epsilon, limit, tolerance)
             yield search.first() if kind == "first" else search.last()
 
     return draw_until_precise(ctx, radii(), directions, precision)
 
 
-def unit_normals(ctx: Context, moved: tuple[str, ...], directions: int, together: int = BLOCK) -> Iterator[Params]:
+def unit_normals(
+    ctx: Context, moved: tuple[str, ...], directions: int, together: int | None = None
+) -> Iterator[Params]:
     """Directions uniform on the unit sphere, stacked a block of at most `together` at a time.
 
     They are drawn where the network is, in single precision: on a GPU the draw would else cost more than all the rest.
@@ -129,8 +129,9 @@ def unit_normals(ctx: Context, moved: tuple[str, ...], directions: int, together
     if device.type != "cpu":
         generator = torch.Generator(device).manual_seed(generator.initial_seed())
     # How many are drawn together does not depend on the memory there is, and so neither do the numbers.
-    group = max(1, min(BLOCK, DRAWN_NUMBERS // count_scalars(ctx.params[name] for name in moved)))
-    block = min(group, together, lines_at_once(ctx, moved))
+    limits, size = ctx.effort.limits, count_scalars(ctx.params[name] for name in moved)
+    group = max(1, min(limits.drawn_directions, limits.drawn_numbers // size))
+    block = min(group, together or group, lines_at_once(ctx, moved))
     for start in range(0, directions, group):
         k = min(group, directions - start)
         shapes = {name: (k, *ctx.params[name].shape) for name in moved}

@@ -25,7 +25,6 @@ from flatscope.sampling import TIME_IS_UP, Sampler, refuse_out_of_time, sample_u
 from flatscope.significance import wilson
 
 GAMMAS = (0, 0.05, 0.1, 0.2, 0.5, 1)
-NOISE_NUMBERS = 2**24  # held at once
 PAST = "the input reaches the output past the first layer as well"
 IDENTITY = 1e-3  # agreement, in single precision, of the input gradient with what the first layer's gives
 
@@ -153,7 +152,7 @@ def errors_under_noise(
     shares: list[Tensor] = [torch.zeros(len(gammas), 0, dtype=torch.float64)]
     with torch.no_grad():
         dimension = max(1, _real_entries(ctx.problem.example(1)).numel())
-        size = max(1, min(ctx.problem.batch_size, NOISE_NUMBERS // (draws * dimension)))
+        size = max(1, min(ctx.problem.batch_size, ctx.effort.limits.noise_numbers // (draws * dimension)))
         for inputs, targets in ctx.share(size=size) if gammas else ():
             x = _real_entries(inputs)
             noise = _noise_of_samples(ctx, x, draws, used.stop)[begin:]  # (used, n, ...)

@@ -26,7 +26,6 @@ from flatscope.params import norm
 from flatscope.registry import Value, measure
 from flatscope.sampling import time_is_over
 
-COARSEST = 0.01  # relative accuracy below which coarse products are of no use
 # The smallest eigenvalue mostly lies at the edge of a dense cloud around zero. Digits of its own are looked for down to
 # such a share of the one that is largest in size, and so long.
 CLOUD, AFFORDABLE = 1e-4, 100
@@ -194,7 +193,11 @@ def accepted_residual(ctx: Context, tolerance: float | None) -> float:
     On a GPU they take a third of the time, and as they are as good as 2 to 3 digits, no more may be asked for.
     """
     coarse = ctx.problem.device.type == "cuda" and ctx.problem.dtype == torch.float32
-    return ctx.effort.precision if coarse and tolerance is None and ctx.effort.precision >= COARSEST else 0.0
+    return (
+        ctx.effort.precision
+        if coarse and tolerance is None and ctx.effort.precision >= ctx.effort.limits.coarse_precision
+        else 0.0
+    )
 
 
 def _eigenvalue_of_whole_network(
