@@ -98,7 +98,7 @@ def own_settings(generators: Iterable[torch.Generator] = ()) -> Iterator[None]:
             stack.enter_context(_own_defaults())
             stack.enter_context(sdpa_kernel(SDPBackend.MATH))
             stack.enter_context(_own_switches())
-            stack.enter_context(_saved_as_they_are())
+            stack.enter_context(_without_saved_tensor_hooks())
             stack.enter_context(without_checkpointing())
         yield
     except RuntimeError as problem:
@@ -262,8 +262,8 @@ def _own_switches() -> Iterator[None]:
 
 
 @contextmanager
-def _saved_as_they_are() -> Iterator[None]:
-    """Tensors are kept for the backward pass where they are: the caller's hooks for them rest, also forbidden ones.
+def _without_saved_tensor_hooks() -> Iterator[None]:
+    """Leave out the caller's hooks for saved tensors, also where they are forbidden.
 
     Derivatives of many samples at once refuse to work beside hooks, such as those of `save_on_cpu`.
     """

@@ -59,8 +59,8 @@ class Ranks:
         """The sums over ranks of float64 tensors, the same bits on every rank."""
         if self.size == 1 or not tensors:
             return list(tensors)
-        flat = torch.cat([tensor.detach().double().reshape(-1).to(_wire()) for tensor in tensors])
-        with _together():
+        flat = torch.cat([tensor.detach().double().reshape(-1).to(_device_of_exchange()) for tensor in tensors])
+        with _exchange_between_ranks():
             dist.all_reduce(flat)
         parts = torch.split_with_sizes(flat, [tensor.numel() for tensor in tensors])
         return [part.reshape(tensor.shape).to(tensor.device) for part, tensor in zip(parts, tensors, strict=True)]
@@ -85,9 +85,9 @@ class Ranks:
         return all(torch.equal(part, digests[0]) for part in digests)
 
     def _everybodys(self, tensor: Tensor) -> list[Tensor]:
-        sent = tensor.contiguous().to(_wire())
+        sent = tensor.contiguous().to(_device_of_exchange())
         received = [torch.empty_like(sent) for _ in range(self.size)]
-        with _together():
+        with _exchange_between_ranks():
             dist.all_gather(received, sent)
         return received
 
@@ -96,7 +96,7 @@ ALONE = Ranks()
 
 
 @contextmanager
-def _together() -> Iterator[None]:
+def _exchange_between_ranks() -> Iterator[None]:
     """Context of an exchange between all ranks; ends with an error where one is gone or waited for too long."""
     try:
         yield
@@ -107,7 +107,7 @@ def _together() -> Iterator[None]:
         raise FlatscopeError("every rank to stay until all are done", lost, where=where, fix=fix) from problem
 
 
-def _wire() -> torch.device:
+def _device_of_exchange() -> torch.device:
     """Device on which tensors are sent: a GPU for NCCL, else the CPU."""
     return torch.device("cuda", torch.cuda.current_device()) if dist.get_backend() == "nccl" else torch.device("cpu")
 
@@ -166,7 +166,7 @@ def process_group(device: str | None = None) -> Iterator[str | None]:
             if dist.get_rank():
                 warnings.simplefilter("ignore")  # the first rank says it for all
             yield group_device
-        with _together():
+        with _exchange_between_ranks():
             dist.barrier()  # nobody hangs up while another still listens
     finally:
         dist.destroy_process_group()

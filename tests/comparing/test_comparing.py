@@ -116,9 +116,9 @@ def test_copies_are_looked_for_without_batchnorm() -> None:
     folded = fs.fold_batchnorm(net, x)
     found = fs.compare({"as given": net, "folded": folded, "again": net}, (x, y), ["margin", "hessian_trace"])
     assert {(same.first, same.second): same.how for same in found.same_function} == {
-        ("as given", "folded"): "written otherwise",
+        ("as given", "folded"): "rewritten",
         ("as given", "again"): "equal weights",
-        ("folded", "again"): "written otherwise",
+        ("folded", "again"): "rewritten",
     }
     assert found.verdict("hessian_trace").code == "copy"  # it counts the parameters of BatchNorm
     assert any(isinstance(module, nn.BatchNorm1d) for module in net.modules())
@@ -200,7 +200,7 @@ def split_unit(model: nn.Module) -> nn.Module:
 def test_other_architectures_are_ranked_by_their_function_alone(pair: dict[str, nn.Module], data: Data) -> None:
     wider = split_unit(pair["one"])
     found = fs.compare({**pair, "wider": wider}, data, SOME)
-    assert [(same.second, same.how) for same in found.same_function] == [("wider", "written otherwise")]
+    assert [(same.second, same.how) for same in found.same_function] == [("wider", "rewritten")]
     ranking = {label.partition("[")[0] for label in found.comparable}
     assert ranking <= FUNCTION_ONLY
     assert "margin" in ranking

@@ -45,7 +45,7 @@ def run_train(given: TrainCommand, typed: list[str]) -> None:
     """Train, show, save; `typed` are the options that stand on the command line."""
     check_output_folder(given.out)
     if given.population is not None:
-        _refuse_beside_population(typed)
+        _refuse_settings_beside_population_file(typed)
         train_file(given.population, given.out, given.device, given.data_root)
         return
     for name, value in (("--model", given.model), ("--data", given.data)):
@@ -81,7 +81,7 @@ def run_train(given: TrainCommand, typed: list[str]) -> None:
         raise typer.Exit(code=1)
 
 
-def _refuse_beside_population(typed: list[str]) -> None:
+def _refuse_settings_beside_population_file(typed: list[str]) -> None:
     """Settings on the command line that the file would silently overrule."""
     for name in typed:
         if name not in BESIDE_POPULATION:

@@ -173,7 +173,7 @@ def flatter_by_measures(compared: Compared) -> Conclusion:
     clear = [voice for voice in voices if voice.clear]
     said = clear if len({voice.best for voice in clear}) > 1 else voices
     bests = dict.fromkeys(voice.best for voice in said)
-    text = ", but ".join(f"{name} is flatter, {_measures_behind_lead_in_words(said, name)}" for name in bests)
+    text = ", but ".join(f"{name} is flatter, {_measures_that_lead_in_words(said, name)}" for name in bests)
     return Conclusion("split", "", voices, f"The flatness measures disagree: {text}.", first)
 
 
@@ -204,7 +204,7 @@ def _lower_loss_clause(best: Sequence[str], voices: Sequence[Voice], losses: Map
     """Clause on lower numbers that a lower loss explains."""
     leading = next((name for name in best if any(voice.best == name for voice in voices)), best[0])
     apart = max((head_start(losses, leading, voice.next) for voice in voices if voice.best == leading), default=1.0)
-    numbers = f"{leading} has the lower numbers, {_measures_behind_lead_in_words(voices, leading)}"
+    numbers = f"{leading} has the lower numbers, {_measures_that_lead_in_words(voices, leading)}"
     return f"{numbers}, but its training loss is {written(apart, 3)} times lower, and {LOSS_DECIDES}"
 
 
@@ -215,7 +215,7 @@ def _flatter_network_in_words(
     others = [name for name in distinct if name != winner]
     than = f"flatter than {others[0]}" if len(others) == 1 else f"the flattest of {len(distinct)} networks"
     none_ahead = "no other is clearly ahead of it by any family"
-    text = f"{winner} is {than}: {_measures_behind_lead_in_words(clear, winner) if clear else none_ahead}"
+    text = f"{winner} is {than}: {_measures_that_lead_in_words(clear, winner) if clear else none_ahead}"
     if len(others) > 1 and clear:
         text += f", ahead of {names_in_words(list(dict.fromkeys(voice.next for voice in clear)))}"
     unclear = [voice.family for voice in voices if voice not in clear]
@@ -236,7 +236,7 @@ def _equally_flat_in_words(distinct: Sequence[str], in_front: Sequence[str], voi
     return f"No clear difference in flatness: {said}, which is {few}."
 
 
-def _measures_behind_lead_in_words(voices: Sequence[Voice], name: str) -> str:
+def _measures_that_lead_in_words(voices: Sequence[Voice], name: str) -> str:
     return names_in_words([str(voice) for voice in voices if voice.best == name])
 
 

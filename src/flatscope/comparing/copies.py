@@ -26,7 +26,7 @@ FARTHER = 10  # by which they may differ more where nobody measures them: around
 NEAR = 0.1  # of the length of the weights: rounding to four bits moves them by about that
 NOISE = (0.3, 1.0, 3.0, 10.0)  # sizes around the samples, in standard deviations of their entries
 MOST_SAMPLES = 2_000
-OTHERWISE = "written otherwise"
+OTHERWISE = "rewritten"
 _SAME_PATH = 1e-4  # relative: a path value is a product and quotient of as many stored weights as there are layers
 
 

@@ -121,7 +121,7 @@ class SameFunction:
         second: name of the other.
         difference: largest difference of the outputs over the samples, relative to the largest output.
         samples: how many samples were looked at.
-        how: "equal weights", "units rescaled", "units rescaled and exchanged", or "written otherwise".
+        how: "equal weights", "units rescaled", "units rescaled and exchanged", or "rewritten".
         around: whether the outputs agree with noise around the samples as well; else nothing is said of other inputs.
     """
 

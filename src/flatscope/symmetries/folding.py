@@ -73,7 +73,7 @@ def fold_batchnorm(model: nn.Module, example: Inputs) -> nn.Module:
     with torch.no_grad():
         uses = _uses_in_forward_pass(folded, inputs)
         while norms := _batchnorms_of_pass(folded, uses):
-            folded = _fold_some(folded, norms, uses)
+            folded = _fold_one_round(folded, norms, uses)
             uses = _uses_in_forward_pass(folded, inputs)
     folded = _without_unreached(folded)
     if has_batchnorm(original) or plan_of(folded) is not None:
@@ -180,7 +180,7 @@ def _uses_in_forward_pass(model: nn.Module, inputs: Inputs) -> _Uses:
     return uses
 
 
-def _fold_some(model: nn.Module, norms: list[_Norm], uses: _Uses) -> nn.Module:
+def _fold_one_round(model: nn.Module, norms: list[_Norm], uses: _Uses) -> nn.Module:
     """One round: into the layers in front if any allows it, else into those behind, else as layers of their own."""
     for fold in (_fold_backward, _fold_forward):
         done = [norm for norm in norms if fold(model, norm, uses)]

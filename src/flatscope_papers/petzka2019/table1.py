@@ -1,4 +1,4 @@
-"""Table 1 of Petzka et al. (2019) with Theorems 2 and 3: which measure stays when a network is written otherwise."""
+"""Table 1 of Petzka et al. (2019) with Theorems 2 and 3: which measure stays when a network is rewritten."""
 
 from __future__ import annotations
 
@@ -58,11 +58,11 @@ def table_1_stages(scale: str) -> list[Stage]:
     looks = [
         [{"network": config, "ways": WAYS, "number": size["ways"], "seed": seed}] for seed, config in enumerate(trained)
     ]
-    return [Stage([trained], gpus=0.25), Stage(looks, written_otherwise, gpus=0.25)]
+    return [Stage([trained], gpus=0.25), Stage(looks, measure_rewritten_networks, gpus=0.25)]
 
 
 @each_trial("measuring")
-def written_otherwise(config: Config, store: Store) -> Measured:
+def measure_rewritten_networks(config: Config, store: Store) -> Measured:
     """Largest relative change of every measure over ways of writing a network, in float64."""
     stored = stored_problem(store, config["network"], device=config.get("device"))
     x, y = next(iter(stored.batches(size=stored.n_train)))

@@ -46,11 +46,11 @@ def invariance_stages(scale: str) -> list[Stage]:
         for seed in range(size["seeds"])
     ]
     looks = [[{"network": config, "rescalings": size["rescalings"]}] for config in trained]
-    return [Stage([trained], gpus=0.25), Stage(looks, written_otherwise, gpus=0.25)]
+    return [Stage([trained], gpus=0.25), Stage(looks, measure_rewritten_networks, gpus=0.25)]
 
 
 @each_trial("measuring")
-def written_otherwise(config: Config, store: Store) -> Measured:
+def measure_rewritten_networks(config: Config, store: Store) -> Measured:
     """The six measures of one function in many ways of writing it, in float64; the trace as one layer shrinks."""
     stored = stored_problem(store, config["network"], device=config.get("device"))
     x, y = next(iter(stored.batches(size=stored.n_train)))

@@ -100,7 +100,7 @@ def benchmark(
     rows = design(_number_of_networks(networks, OWN_NETWORKS if own else SUBSET if few else "all"))
     population = table[table["seed"].isin(rows["seed"])].reset_index(drop=True)
     there = columns_with_values(population)
-    _refuse_untaken([name for name in chosen if named and name in table and name not in there])
+    _refuse_partly_measured([name for name in chosen if named and name in table and name not in there])
     beside = [*(name for name in chosen if name in there and name not in own), ORACLE, CHANCE, *baselines]
     if not own:
         return _leaderboard_of_measures(population, beside)
@@ -127,7 +127,7 @@ def _split_functions_and_names(
     return {_own_name(function): function for function in functions}, names
 
 
-def _refuse_untaken(names: Sequence[str]) -> None:
+def _refuse_partly_measured(names: Sequence[str]) -> None:
     """Refuse measures that were taken of some of these networks only."""
     if names:
         fix = f"Take networks={SUBSET} or fewer: of these every measure was taken"
