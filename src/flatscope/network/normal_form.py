@@ -219,8 +219,8 @@ def _give_parameters(twin: nn.Module, uses: list[Use], made: dict[str, tuple[Key
             value.requires_grad_(False)
     acting = {key: acting_name(name) for name, (key, _) in made.items()}
     plan = replace(plan_of(twin) or WeightPlan(), constants=constants)
-    absorbed = plan.absorbed | absorbed - kept
-    set_plan(twin, replace(plan, acting=plan.acting | acting, masks=plan.masks | masks, absorbed=absorbed))
+    gone = plan.absorbed | absorbed - kept
+    set_plan(twin, replace(plan, acting=plan.acting | acting, masks=plan.masks | masks, absorbed=frozenset(gone)))
 
 
 def made_of(model: nn.Module) -> dict[str, tuple[str, ...]]:
