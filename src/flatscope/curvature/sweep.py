@@ -129,13 +129,14 @@ def sweep_pass(
     """
     shape = sweep_shape(ctx)
     columns = shape.columns if draws is None else len(draws) * (2 if places else shape.per_draw)
+    covered = set(ctx.problem.trainable) - not_covered.keys()
     result = Curvature({}, not_covered, 0 if draws is None else len(draws))
 
     def work(batch: Batch, numbers: Tensor, width: int) -> BatchSums:
         sums = BatchSums(draws is not None)
         for flows in backpropagated(ctx, batch, numbers, not_covered, width, draws, places):
             for flow in flows:
-                _add_flow(ctx, sums, flow, not_covered, rows)
+                _add_flow(ctx, sums, flow, covered, rows)
             sums.close_block()
         return sums
 
@@ -302,9 +303,9 @@ def stacked_backward(given: list[Tensor], ends: list[Any], columns: list[Tensor]
     return stacks
 
 
-def _add_flow(ctx: Context, sums: BatchSums, flow: Flow, not_covered: NotCovered, rows: bool) -> None:
+def _add_flow(ctx: Context, sums: BatchSums, flow: Flow, covered: Collection[str], rows: bool) -> None:
     """Add what one layer's block of columns gives."""
-    covered, column_signs = set(ctx.problem.trainable) - not_covered.keys(), flow.column_signs
+    column_signs = flow.column_signs
     for name, gradients in vector_gradients(flow):
         if name in covered:
             sums.add_to_network("trace", sums.add(name, "trace", gradients.square().sum(2), column_signs))
