@@ -246,6 +246,11 @@ def coarse_products(coarse: bool = True) -> Iterator[None]:
         _coarse.reset(before)
 
 
+def products_are_coarse() -> bool:
+    """True inside of `coarse_products`."""
+    return _coarse.get()
+
+
 @contextmanager
 def _own_switches() -> Iterator[None]:
     """The switches of torch that have no context manager of their own."""

@@ -23,6 +23,7 @@ from flatscope.curvature.hessian_products import Product, gauss_newton_product, 
 from flatscope.curvature.linear_systems import Solution, solved
 from flatscope.curvature.memory import allowed, fitted
 from flatscope.curvature.random_signs import Signs
+from flatscope.curvature.replayed_products import ReplayedProduct, capturer_for
 from flatscope.curvature.second_derivative import refuse_wrong_jacobian_products, refuse_wrong_second_derivative
 from flatscope.curvature.symmetric_operator import Gather, Parts, SymmetricOperator, Vectors
 from flatscope.errors import InputError, differentiated_twice, refuse_unknown
@@ -80,6 +81,7 @@ class CurvatureOperator(SymmetricOperator):
         super().__init__(count_scalars(ctx.params[name] for name in self.names), ctx.problem.device, groups)
         self._batch_size = batch_size(ctx)
         self._kept: list[tuple[int, Product]] = []  # of every batch, with the number of its group
+        self._capturer = capturer_for(ctx.problem.device)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__} of {first_of_names(self.names, 3)}: {self.size:,} × {self.size:,}"
@@ -221,7 +223,8 @@ class CurvatureOperator(SymmetricOperator):
             while done < len(targets):
                 group = ((start + done + 1) * self.groups - 1) // n  # begins with sample ⌊group · n / groups⌋
                 stop = min(len(targets), (group + 1) * n // self.groups - start)
-                product = self._product_of((slice_inputs(inputs, done, stop), targets[done:stop]))
+                make = partial(self._product_of, (slice_inputs(inputs, done, stop), targets[done:stop]))
+                product = make() if kept is None else self._kept_product(make)
                 if kept is not None:
                     kept.append((group, product))
                 yield group, product
@@ -229,6 +232,12 @@ class CurvatureOperator(SymmetricOperator):
                 done = stop
             start += len(targets)
         self._kept = kept or []  # of some batches it would be of no use
+
+    def _kept_product(self, make: Callable[[], Product]) -> Product:
+        """A batch's product that comes again and again: on a GPU replayed as a CUDA graph as soon as that pays."""
+        if self._capturer is None:
+            return make()
+        return ReplayedProduct(make, self._capturer, self.ctx.effort.limits)
 
     def _may_keep(self) -> bool:
         """True where the graphs of all batches fit: of some of them would not do, since a loader may shuffle."""

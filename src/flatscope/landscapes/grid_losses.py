@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from flatscope.context import Context, sample_margins
+from flatscope.cuda_graphs import captured_cuda_graph
 from flatscope.landscapes.directions import Plane
 from flatscope.measures.losses_along_lines import (
     forward_with_known_responses,
@@ -20,11 +20,7 @@ from flatscope.perturbation import can_stack_weights
 from flatscope.problem import DEFAULT_BATCH
 from flatscope.samples import Inputs, tensors_of_inputs
 
-if TYPE_CHECKING:
-    from torch.cuda import CUDAGraph
-
 Responses = dict[str, tuple[Tensor, ...]]  # of a layer, by its weight: at w, and along each direction
-WARM_UP = 3  # passes before the capture: libraries choose their kernels in the first ones
 
 
 class ReplayedPoints:
@@ -43,16 +39,8 @@ class ReplayedPoints:
         self._last = torch.zeros((), device=device, dtype=dtype)
         self._begun: list[Params] = [{name: parts[0].clone() for name, parts in known.items()} for *_, known in batches]
         self._totals = torch.zeros(2, device=device, dtype=torch.float64)
-        self._graph: CUDAGraph = torch.cuda.CUDAGraph()
-        with torch.no_grad(), torch.cuda.device(device):
-            aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-            aside.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(aside):
-                for _ in range(WARM_UP):
-                    self._pass_over_data()
-            torch.cuda.current_stream().wait_stream(aside)
-            with torch.cuda.graph(self._graph):
-                self._pass_over_data()
+        with torch.no_grad():
+            self._replay = captured_cuda_graph(self._pass_over_data, [], device)
 
     def __call__(self, weights: Params, points: Tensor) -> tuple[Tensor, Tensor]:
         """Summed losses (k,) and errors (k,), float64, at stacked weights of points that share all but the last."""
@@ -66,7 +54,7 @@ class ReplayedPoints:
             for i in range(len(points)):
                 torch._foreach_copy_(targets, [weights[name][i] for name in self._weights])
                 self._last.copy_(lasts[i])
-                self._graph.replay()
+                self._replay()
                 sums[i].copy_(self._totals)
         return sums[:, 0], sums[:, 1]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import importlib.util
-from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -16,7 +15,6 @@ from flatscope.network.interception import Operation, replay
 from flatscope.network.operations import LEAVES_TORCH
 from flatscope.switches import float32_products
 
-WARM_UP_STEPS = 3
 # Packages whose modules do the same in every step; whatever else a forward pass does in Python happens once in a graph.
 STEADY_PACKAGES = ("torch", "flatscope")
 # Compiling takes some 20 s and spares a fifth of an epoch of a network such as PlainNet-18: 0.25 s of 50,000 images.
@@ -69,25 +67,3 @@ def is_worth_compiling(model: nn.Module, precision: str, samples: int, epoch: in
     if importlib.util.find_spec("triton") is None:
         return False
     return epoch * samples >= COMPILE_AFTER and (epochs - epoch) * samples >= COMPILE_FOR
-
-
-def captured_cuda_graph(
-    step: Callable[[], None], touched: Sequence[Tensor], device: torch.device
-) -> Callable[[], None]:
-    """A step that waits for nothing as one CUDA graph; trying it out first leaves no trace in what it touches."""
-    kept, randomness = [tensor.detach().clone() for tensor in touched], torch.cuda.get_rng_state(device)
-    with torch.cuda.device(device):
-        side, main = torch.cuda.Stream(), torch.cuda.current_stream()  # type: ignore[no-untyped-call]
-        side.wait_stream(main)
-        with torch.cuda.stream(side):
-            for _ in range(WARM_UP_STEPS):
-                step()
-                with torch.no_grad():
-                    for tensor, value in zip(touched, kept, strict=True):
-                        tensor.copy_(value)
-        main.wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            step()
-    torch.cuda.set_rng_state(randomness, device)
-    return graph.replay

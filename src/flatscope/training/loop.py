@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from flatscope.cuda_graphs import captured_cuda_graph
 from flatscope.errors import InputError, Interrupted
 from flatscope.isolation import derivatives_on, private_randomness
 from flatscope.progress import Advance, progress_bar
@@ -42,7 +43,6 @@ from flatscope.training.evaluation import (
 )
 from flatscope.training.gpu_steps import (
     activation_precision,
-    captured_cuda_graph,
     is_worth_compiling,
     product_precision,
     step_is_the_same_every_time,

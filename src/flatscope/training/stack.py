@@ -18,12 +18,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from flatscope.cuda_graphs import captured_cuda_graph
 from flatscope.progress import Advance
 from flatscope.training.checkpoint import learning_rate, stream_seed
 from flatscope.training.evaluation import EVALUATION_BATCH
 from flatscope.training.gpu_steps import (
     activation_precision,
-    captured_cuda_graph,
     product_precision,
     wants_channels_last,
 )
