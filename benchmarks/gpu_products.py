@@ -1,24 +1,24 @@
-"""`python -m benchmarks.gpu_products [values] [speed] [traces] [--seconds 300] [--out FILE] [--tiny]`: faster products.
+"""`python -m benchmarks.gpu_products [graphs] [searches] [speed] [traces] [values] …`: faster products on a GPU.
 
-What a product of the Hessian of one batch costs, and how far it is off, as single calls of double backward, as a CUDA
-graph of them, and compiled (`torch.func.jvp` of `grad`), each in float32 and in TF32: the figures that decide whether
-searches and draws may use them. One line of JSON for each, as soon as it is known; what fails says why, and how many
-bytes it left behind. `--tiny` does everything in small, on a CPU too, where there are no graphs.
+What a product of the Hessian of one batch costs, and how far it is off, as single calls of double backward and as a
+CUDA graph, each in float32 and in TF32: the figures that decide whether searches and draws may use them. One line of
+JSON for each, as soon as it is known; what fails says why, and how many bytes it left behind. `--tiny` does everything
+in small, on a CPU too, where there are no graphs.
 
-values: ten networks side by side, errors against float64; the last decides by its values which way samples take.
-speed: ResNet-18 (256 images of 32 px) and ResNet-50 (32 of 224 px); with the cost of a capture and of a compilation.
+graphs: flatscope's own products of ten networks, by calls and replayed, errors against float64; the networks that
+    cannot be captured, and what they leave behind.
+searches: what TF32 does to the eigenvalues, a density and the trace of ResNet-18 that has learned its images.
+speed: ResNet-18 (256 images of 32 px) and ResNet-50 (32 of 224 px), flatscope's products beside plain calls.
 traces: the whole trace of GPT-2 and ViT-S to 2 % by flatscope, and by curvlinops at the error that it reached.
+values: plain calls, graphs of them and compiled ones of ten networks; `--compiled` adds these to `speed` too.
 
-On a GPU, in this order, about 60, 240 and 300 s:
-    python -m benchmarks.gpu_products values --seconds 150 --out values.jsonl
-    python -m benchmarks.gpu_products speed --seconds 300 --out speed.jsonl
-    python -m benchmarks.gpu_products traces --seconds 400 --out traces.jsonl
+On a GPU about 40, 60, 60, 200 and 100 s:
+    python -m benchmarks.gpu_products graphs searches speed --seconds 220 --out products.jsonl
 """
 
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import statistics
 import time
@@ -33,40 +33,16 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import flatscope as fs
-from benchmarks.decision_models import data
-from benchmarks.differences import KINKED, SMOOTH
 from benchmarks.gpu_models import Case, gpt2_case, resnet18_case, resnet50_case, vit_case
 from benchmarks.gpu_peers import curvlinops_trace
+from benchmarks.gpu_replays import REPEATS, graphs, held_bytes, products_both_ways, searches, ten_networks, wait
 from benchmarks.timing import machine
+from flatscope.curvature.operators import Hessian
 
-NETWORKS = ("mlp-relu-3", "mlp-gelu", "skips-tanh", "cnn-gelu", "cnn-relu-max", "cnn-norm", "resnet", "vit")
-REPEATS = 12
 WAYS = ("calls", "graph", "compiled")
+COMPILED = False
 Record = dict[str, Any]
 Product = Callable[[list[Tensor]], list[Tensor]]
-
-
-class TwoWays(nn.Module):
-    """A network that looks at its values to choose what to compute: no graph of calls is right for all samples."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second, self.last = nn.Linear(64, 24), nn.Linear(64, 24), nn.Linear(24, 10)
-
-    def forward(self, x: Tensor) -> Tensor:
-        layer = self.first if float(x.mean()) > 0 else self.second
-        out: Tensor = self.last(torch.tanh(layer(x)))
-        return out
-
-
-def ten_networks(device: str) -> Iterator[tuple[str, Case]]:
-    """Small networks of ten kinds at random weights, with digits or random tokens."""
-    (x, y), _, _ = data("digits")
-    torch.manual_seed(0)
-    for name in NETWORKS:
-        yield name, Case({**SMOOTH, **KINKED}[name]().eval().to(device), x[:256].to(device), y[:256].to(device))
-    yield "gpt", gpt2_case(4, 16, device, tiny=True)
-    yield "two ways", Case(TwoWays().to(device), x[:256].flatten(1).to(device), y[:256].to(device))
 
 
 def loss_of(case: Case) -> Callable[[nn.Module, dict[str, Tensor], Tensor, Tensor], Tensor]:
@@ -209,17 +185,6 @@ def timed(
     }
 
 
-def wait(case: Case) -> None:
-    if case.x.is_cuda:
-        torch.cuda.synchronize()
-
-
-def held_bytes(case: Case) -> int:
-    """Bytes on the GPU that something holds."""
-    gc.collect()
-    return torch.cuda.memory_allocated() if case.x.is_cuda else 0
-
-
 def values(device: str, tiny: bool) -> Iterator[Record]:
     for name, case in ten_networks(device):
         yield from compared(name, case, 2 if tiny else REPEATS)
@@ -231,7 +196,8 @@ def speed(device: str, tiny: bool) -> Iterator[Record]:
         ("resnet50", resnet50_case(32, device, tiny)),
     ):
         yield {"network": name, "samples": len(case.x), "parameters": case.parameters}
-        yield from compared(name, case, 2 if tiny else REPEATS)
+        yield from compared(name, case, 2 if tiny else REPEATS, WAYS if COMPILED else WAYS[:2])
+        yield {"network": name, "way": "flatscope"} | products_both_ways(case, Hessian, 2 if tiny else REPEATS)
 
 
 def traces(device: str, tiny: bool) -> Iterator[Record]:
@@ -251,12 +217,15 @@ def traces(device: str, tiny: bool) -> Iterator[Record]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    sections = {"values": values, "speed": speed, "traces": traces}
+    sections = {"graphs": graphs, "searches": searches, "speed": speed, "traces": traces, "values": values}
     parser.add_argument("section", nargs="*", help=f"some of {', '.join(sections)}; all of them by default")
     parser.add_argument("--seconds", type=float, default=600, help="nothing is begun after so many")
     parser.add_argument("--out", type=Path, help="a file that the lines are added to")
+    parser.add_argument("--compiled", action="store_true", help="compiled products in `speed` too")
     parser.add_argument("--tiny", action="store_true", help="everything in small, on a CPU too")
     given = parser.parse_args()
+    global COMPILED
+    COMPILED = given.compiled
     device, end = "cuda" if torch.cuda.is_available() else "cpu", time.monotonic() + given.seconds
     if device == "cpu" and not given.tiny:
         parser.error("there is no GPU: --tiny runs everything in small on a CPU")
