@@ -10,10 +10,14 @@ import torch
 from torch import Tensor, nn
 
 import flatscope as fs
+from flatscope.curvature.coarse_search import eigenpairs_by_coarse_search
 from flatscope.curvature.layer_products import LayerBlocks
 from flatscope.curvature.operators import CurvatureOperator
-from flatscope.isolation import coarse_products, own_settings
+from flatscope.curvature.spectrum import Wanted, extreme_eigenpairs
+from flatscope.curvature.symmetric_operator import SymmetricOperator
+from flatscope.isolation import coarse_products, own_settings, products_are_coarse
 from flatscope.measures import weight_flatness
+from flatscope.spectra import spectrum_functions
 
 NAMES = ["layer_max_eigenvalue", "hessian_max_eigenvalue", "hessian_min_eigenvalue"]
 
@@ -91,3 +95,60 @@ def test_only_the_block_is_coarse() -> None:
                 assert switches() == (True, True)
         assert switches() == (False, False)
     assert switches() == before
+
+
+class Rough(SymmetricOperator):
+    """A matrix whose coarse products are those of another one: off by a share of the largest eigenvalue."""
+
+    def __init__(self, share: float, size: int = 400) -> None:
+        super().__init__(size)
+        generator = torch.Generator().manual_seed(1)
+        values = torch.linspace(-0.05, 0.05, size, dtype=torch.float64)
+        values[-4:] = torch.tensor([2.0, 3.0, 5.0, 10.0], dtype=torch.float64)
+        basis = torch.linalg.qr(torch.randn(size, size, generator=generator, dtype=torch.float64))[0]
+        noise = torch.randn(size, size, generator=generator, dtype=torch.float64)
+        noise = noise + noise.T
+        self.values = values.sort(descending=True).values
+        self._full = (basis * values) @ basis.T
+        self._coarse = self._full + noise * (share * 10 / torch.linalg.matrix_norm(noise, 2))
+        self.products = {True: 0, False: 0}
+
+    def __matmul__(self, vectors: Tensor) -> Tensor:
+        self.products[products_are_coarse()] += vectors.reshape(self.size, -1).shape[1]
+        return (self._coarse if products_are_coarse() else self._full) @ vectors
+
+
+@pytest.mark.parametrize("top", [1, 4])
+@pytest.mark.parametrize("share", [0.0, 0.003])
+def test_eigenpairs_of_a_coarse_search_are_those_of_the_matrix_in_full(top: int, share: float) -> None:
+    matrix, wanted = Rough(share), Wanted(top)
+    pairs, coarse = eigenpairs_by_coarse_search(matrix, torch.Generator, wanted, 1000)
+    assert coarse
+    assert matrix.products[False] <= 3 * top, "nearly all products are coarse"
+    assert sum(matrix.products.values()) == pairs[0].products
+    for pair, value in zip(pairs, matrix.values, strict=False):
+        residual = (matrix @ pair.vector - pair.value * pair.vector).norm()
+        assert pair.residual == pytest.approx(float(residual), rel=1e-6, abs=1e-12)
+        assert pair.residual <= wanted.tolerance * pair.value
+        assert pair.value == pytest.approx(float(value), rel=1e-5)
+        assert pair.vector.norm() == pytest.approx(1)
+    assert pairs[0].low <= matrix.values[0] <= pairs[0].high
+    assert share == 0 or pairs[0].high - pairs[0].value > share, "how far the coarse matrix is off counts"
+
+
+def test_a_search_in_vain_begins_again_in_full() -> None:
+    matrix = Rough(0.3)
+    pairs, coarse = eigenpairs_by_coarse_search(matrix, torch.Generator, Wanted(4, tolerance=1e-4), 1000)
+    assert not coarse
+    expected = extreme_eigenpairs(matrix, torch.Generator(), Wanted(4, tolerance=1e-4))
+    assert [pair.value for pair in pairs] == [pair.value for pair in expected]
+
+
+def test_eigenpairs_say_that_they_were_searched_coarsely(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spectrum_functions, "has_coarse_products", lambda ctx: True)
+    found, exact = fs.eigenpairs(network(), top=2), fs.eigenpairs(network(), top=2, tolerance=1e-6)
+    assert "TF32" in found.meta["search"]
+    assert "TF32" in str(found)
+    assert "search" not in exact.meta, "that is too fine for it"
+    assert "TF32" not in str(exact)
+    torch.testing.assert_close(found.values, exact.values, rtol=1e-4, atol=0)

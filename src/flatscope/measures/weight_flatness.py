@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-import torch
-
 from flatscope.context import Context
 from flatscope.curvature.brackets import rounding
+from flatscope.curvature.coarse_search import has_coarse_products
 from flatscope.curvature.layer_products import LayerBlocks
 from flatscope.curvature.operators import CurvatureOperator, curvature_operator
 from flatscope.curvature.spectrum import Eigenpair, Search, Wanted, extreme_eigenpairs, in_full, side_by_side
@@ -192,10 +191,9 @@ def accepted_residual(ctx: Context, tolerance: float | None) -> float:
 
     On a GPU they take a third of the time, and as they are as good as 2 to 3 digits, no more may be asked for.
     """
-    coarse = ctx.problem.device.type == "cuda" and ctx.problem.dtype == torch.float32
     return (
         ctx.effort.precision
-        if coarse and tolerance is None and ctx.effort.precision >= ctx.effort.limits.coarse_precision
+        if has_coarse_products(ctx) and tolerance is None and ctx.effort.precision >= ctx.effort.limits.coarse_precision
         else 0.0
     )
 

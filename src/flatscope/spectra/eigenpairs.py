@@ -85,6 +85,8 @@ class Eigenpairs(DrawnResult):
         lines.append(
             "Eigenvalues belong to the weights as written, and change with a rescaling that changes no output."
         )
+        if "search" in self.meta:
+            lines.append(f"It was {self.meta['search']}.")
         if "finite_difference" in self.meta:
             lines.append(finite_differences_in_words(self.meta["finite_difference"]))
         if largest > 0 and not self.layer:

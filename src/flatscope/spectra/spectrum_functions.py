@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import Any
 
 import torch
 
 from flatscope.context import Context, make_effort
 from flatscope.curvature.brackets import rounding
+from flatscope.curvature.coarse_search import eigenpairs_by_coarse_search, has_coarse_products
 from flatscope.curvature.finite_differences import FiniteDifferences
 from flatscope.curvature.operators import CurvatureOperator, GaussNewton, Hessian, curvature_operator
 from flatscope.curvature.spectrum import Wanted, extreme_eigenpairs, krylov_dtype, lanczos_quadrature
@@ -20,6 +22,8 @@ from flatscope.spectra.density import SpectralDensity
 from flatscope.spectra.eigenpairs import Eigenpairs
 
 EXACT, DIFFERENCES = "exact", "finite_difference"
+COARSEST = 1e-3  # tolerance from which on a GPU searches with TF32: of products in full it then takes a few
+TF32_SEARCH = "searched with TF32 products; values and residuals come from products in full"
 PRECISION = 0.05  # of differences in searches and densities: the largest that two steps may be apart
 
 
@@ -118,14 +122,13 @@ def eigenpairs(
         >>> fs.eigenpairs(problem, top=2).values.round(decimals=6)
         tensor([9., 1.], dtype=torch.float64)
     """
-    begun = time.perf_counter()
+    started = time.perf_counter()
     ctx, operator = _curvature_operator(problem, layer, curvature, seed, memory, products)
-    extreme = extreme_eigenpairs(
-        operator,
-        ctx.generator(f"eigenpairs {curvature} {layer or ''}"),
-        Wanted(top, bottom, tolerance),
-        most_products=most_products,
-    )
+    wanted, begun = Wanted(top, bottom, tolerance), partial(ctx.generator, f"eigenpairs {curvature} {layer or ''}")
+    if products == EXACT and tolerance >= COARSEST and has_coarse_products(ctx):
+        extreme, coarse = eigenpairs_by_coarse_search(operator, begun, wanted, most_products)
+    else:
+        extreme, coarse = extreme_eigenpairs(operator, begun(), wanted, most_products=most_products), False
     residuals = torch.tensor([pair.residual for pair in extreme], dtype=torch.float64)
     if isinstance(operator, FiniteDifferences):
         residuals += torch.stack([operator.left_open(pair.vector) for pair in extreme]).cpu()
@@ -137,7 +140,9 @@ def eigenpairs(
         extreme[0].products,
         layer or "",
         curvature,
-        ctx.provenance(begun) | {"tolerance": tolerance, **_finite_difference_entries(operator)},
+        ctx.provenance(started)
+        | {"tolerance": tolerance, **_finite_difference_entries(operator)}
+        | ({"search": TF32_SEARCH} if coarse else {}),
     )
 
 
