@@ -10,11 +10,14 @@ import torch
 from torch import Tensor, nn
 
 import flatscope as fs
+from flatscope.curvature import trace_by_products
 from flatscope.curvature.coarse_search import eigenpairs_by_coarse_search
+from flatscope.curvature.estimators import Asked, DiagonalSums, diagonal_sums
 from flatscope.curvature.layer_products import LayerBlocks
 from flatscope.curvature.operators import CurvatureOperator
+from flatscope.curvature.random_signs import Signs
 from flatscope.curvature.spectrum import Wanted, extreme_eigenpairs
-from flatscope.curvature.symmetric_operator import SymmetricOperator
+from flatscope.curvature.symmetric_operator import TRACE, SymmetricOperator
 from flatscope.isolation import coarse_products, own_settings, products_are_coarse
 from flatscope.measures import weight_flatness
 from flatscope.spectra import spectrum_functions
@@ -152,3 +155,38 @@ def test_eigenpairs_say_that_they_were_searched_coarsely(monkeypatch: pytest.Mon
     assert "search" not in exact.meta, "that is too fine for it"
     assert "TF32" not in str(exact)
     torch.testing.assert_close(found.values, exact.values, rtol=1e-4, atol=0)
+
+
+def trace_of_rough(shift: float, precision: float, seed: int = 0) -> tuple[Rough, DiagonalSums]:
+    """A trace of 400 from a matrix whose coarse products are those of another one, shifted by a share of it."""
+    matrix = Rough(0.001)
+    matrix._full = matrix._full + torch.eye(400, dtype=torch.float64) * (1 - 20 / 400)
+    matrix._coarse = matrix._full + shift * torch.eye(400, dtype=torch.float64)
+    return matrix, diagonal_sums(matrix, Signs(seed, "trace"), Asked(precision, 300, few=0, coarse=True))
+
+
+def test_draws_are_coarse_where_their_bias_is_small() -> None:
+    matrix, found = trace_of_rough(0.003, 0.01)
+    assert found.coarse
+    assert matrix.products[False] == 2, "two in full say what the others are off"
+    assert matrix.products[True] >= 16
+    assert sum(matrix.products.values()) == found.products
+    assert float(found.stderrs[TRACE]) >= 0.003 * 400, "the bias is part of the error"
+    assert float(found.values[TRACE]) == pytest.approx(float(matrix._full.trace()), abs=3 * float(found.stderrs[TRACE]))
+
+
+def test_draws_are_in_full_where_coarse_ones_are_off() -> None:
+    matrix, found = trace_of_rough(0.005, 0.01)  # a third of the precision is 0.0033
+    assert not found.coarse
+    assert matrix.products[True] == 2
+    exact = diagonal_sums(matrix, Signs(0, "trace"), Asked(0.01, 300, few=0))
+    assert float(found.values[TRACE]) == pytest.approx(float(exact.values[TRACE]), rel=1e-12)
+    assert float(found.stderrs[TRACE]) == pytest.approx(float(exact.stderrs[TRACE]), rel=1e-9)
+
+
+def test_a_table_says_that_draws_were_coarse(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trace_by_products, "has_coarse_products", lambda ctx: True)
+    ctx = fs.Context(network())
+    found = trace_by_products.whole_trace(ctx, 0.05, 1000)
+    assert found.coarse
+    assert trace_by_products.IN_TF32 in ctx.remarks

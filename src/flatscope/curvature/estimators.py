@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -17,11 +18,13 @@ from torch import Tensor
 from flatscope.curvature.memory import allowed
 from flatscope.curvature.random_signs import Signs
 from flatscope.curvature.symmetric_operator import Parts, SymmetricOperator
+from flatscope.isolation import coarse_products
 from flatscope.limits import STANDARD, Limits
 from flatscope.progress import tell
 from flatscope.sampling import TIME_IS_UP, Sampler, degrees_of_freedom, relative_error, sample_until, student_stderrs
 
 PRODUCTS = "products with random vectors"
+COMPARED = 2  # draws in full that coarse ones are compared with, before all others may be coarse
 Key = tuple[str, str]  # parameter, quantity
 Readings = dict[Key, Tensor]
 TRACE: Key = ("", "trace")
@@ -62,6 +65,7 @@ class DiagonalSums:
     products: int = 0  # those that were taken
     exact: bool = True  # whether every direction was multiplied out
     missed: str = ""  # why the draws ended before every value was as precise as asked for; empty where all are
+    coarse: bool = False  # whether most draws are by coarse products, whose bias the errors then hold
 
 
 class Spread:
@@ -117,6 +121,7 @@ class Asked:
             than these is not asked for.
         late: whether the time is up; None where there is no limit.
         few: so many directions are taken one by one, which is exact; `Limits.few_directions` by default.
+        coarse: whether draws may be by coarse products (TF32), where these are found to be good enough.
     """
 
     precision: float
@@ -124,6 +129,7 @@ class Asked:
     offsets: Mapping[Key, tuple[float, float]] = field(default_factory=dict)
     late: Callable[[], bool] | None = None
     few: int | None = None
+    coarse: bool = False
 
 
 def diagonal_sums(wanted: DiagonalQuantities, signs: Signs, asked: Asked, limits: Limits = STANDARD) -> DiagonalSums:
@@ -187,6 +193,8 @@ class HutchinsonDraws(Sampler[DiagonalSums]):
         self._basis: Tensor | None = None  # of the directions that a deflation took out
         self._known: Readings = {}  # what these give
         self.spread = Spread()
+        self._coarse: bool | None = None if asked.coarse and asked.precision > 0 else False  # None: not yet known
+        self._bias: Readings = {}  # of coarse products, in size
 
     @property
     def most(self) -> float:
@@ -209,7 +217,7 @@ class HutchinsonDraws(Sampler[DiagonalSums]):
     def relative_errors(self, precision: float) -> list[float]:
         """Relative standard error of every value that has a row; 0 where the draws' is below that of its known part."""
         spread, found = self.spread, []
-        values, stderrs = spread.values(self._known), spread.stderrs
+        values, stderrs = spread.values(self._known), self._stderrs()
         for key in (key for key in values if self._wanted.has_row(key[0])):
             known, least = self._asked.offsets.get(key, (0.0, 0.0))
             close = precision > 0 and bool((stderrs[key] <= least).all())
@@ -252,22 +260,59 @@ class HutchinsonDraws(Sampler[DiagonalSums]):
     def result(self, ended: str) -> DiagonalSums:
         """The estimate."""
         values = {key: value.cpu() for key, value in self.spread.values(self._known).items()}
-        stderrs = {key: value.cpu() for key, value in self.spread.stderrs.items()}
-        return DiagonalSums(values, stderrs, self._size, self._products, False, ended)
+        stderrs = {key: value.cpu() for key, value in self._stderrs().items()}
+        return DiagonalSums(values, stderrs, self._size, self._products, False, ended, bool(self._coarse))
+
+    def _stderrs(self) -> Readings:
+        """Standard errors, with what coarse products may be off."""
+        stderrs = self.spread.stderrs
+        return {key: torch.hypot(part, self._bias[key]) for key, part in stderrs.items()} if self._bias else stderrs
 
     def _take(self, count: int, keep: bool) -> None:
         """Take some draws, two at least whatever the time; their products are kept where a deflation may come."""
         last = self._next + count
         while self._next < last and not (self.spread.n > 1 and self._late()):
-            some = range(self._next, min(self._next + self._block, last))
-            gather = partial(self._gathered, some, keep)
-            *readings, product = self._operator.by_groups(partial(self._vectors, some), gather)
-            self.spread.add(dict(zip(self._keys, readings, strict=True)))
+            if self._coarse is None and self.spread.n:
+                self._compare_with_coarse()
+            width = self._block if self._coarse is not None else min(self._block, COMPARED)
+            some = range(self._next, min(self._next + width, last))
+            with coarse_products() if self._coarse else nullcontext():
+                readings, product = self._summed(some, keep)
+            self.spread.add(readings)
+            if self._coarse is None:
+                self._compared = some, readings
             if keep:
                 self._kept.append(product)
-            self._products += len(some)
             self._next = some.stop
             tell(self._next, None, PRODUCTS)
+
+    def _summed(self, some: range, keep: bool) -> tuple[Readings, Tensor]:
+        """Readings of some draws in every group, and the sum of their products if these are to be kept."""
+        gather = partial(self._gathered, some, keep)
+        *readings, product = self._operator.by_groups(partial(self._vectors, some), gather)
+        self._products += len(some)
+        return dict(zip(self._keys, readings, strict=True)), product
+
+    def _compare_with_coarse(self) -> None:
+        """Go on with coarse products where their bias is small beside the precision that is asked for.
+
+        From draws in full the same ones are taken coarsely; their differences have the bias as their mean.
+        """
+        some, full = self._compared
+        with coarse_products():
+            coarse, _ = self._summed(some, keep=False)
+        totals = self.spread.values(self._known)
+        bias: Readings = {}
+        for key, part in coarse.items():
+            off = (part - full[key]).movedim(1, 0).flatten(1)  # (units, groups · draws)
+            groups, draws = len(part), part.shape[2]
+            spread = off.std(1) * (groups / draws) ** 0.5 if off.shape[1] > 1 else torch.zeros_like(off[:, 0])
+            bias[key] = off.sum(1).abs() / draws + 2 * spread
+        wanted = self._asked.precision / 3
+        rows = [key for key in bias if self._wanted.has_row(key[0])]
+        self._coarse = all(bool(bias[key].norm() <= wanted * totals[key].norm()) for key in rows)
+        if self._coarse:
+            self._bias = bias
 
     def _vectors(self, some: range, group: int) -> Tensor:
         return self._rest(self._drawn(some, group))

@@ -6,6 +6,7 @@ One product with random signs serves all layers and units: ζ_b bᵀ(HEζ) has m
 from __future__ import annotations
 
 from flatscope.context import Context
+from flatscope.curvature.coarse_search import has_coarse_products
 from flatscope.curvature.columns import swept
 from flatscope.curvature.estimators import Asked, DiagonalQuantities, DiagonalSums, diagonal_sums
 from flatscope.curvature.layer_directions import LayerDirections
@@ -14,6 +15,8 @@ from flatscope.curvature.random_signs import Signs
 from flatscope.curvature.route import multiplied_out
 from flatscope.limits import STANDARD
 from flatscope.sampling import time_limit
+
+IN_TF32 = "random products are in TF32; what they differ from products in full is part of the standard errors"
 
 
 def probed(
@@ -36,8 +39,11 @@ def probed(
     one_by_one = multiplied_out(ctx, covered.not_covered, size, wanted)
     if one_by_one and most_products >= limits.most_products:
         most_products = max(most_products, size)  # a limit that nobody has lowered is one of draws
-    asked = Asked(wanted, most_products, known, time_limit(ctx), size if one_by_one else 0)
-    return diagonal_sums(directions, Signs(ctx.seed, f"products for {quantity}"), asked, limits)
+    asked = Asked(wanted, most_products, known, time_limit(ctx), size if one_by_one else 0, has_coarse_products(ctx))
+    found = diagonal_sums(directions, Signs(ctx.seed, f"products for {quantity}"), asked, limits)
+    if found.coarse:
+        ctx.remark(IN_TF32)
+    return found
 
 
 def whole_trace(ctx: Context, precision: float, most_products: int) -> DiagonalSums:
@@ -49,6 +55,9 @@ def whole_trace(ctx: Context, precision: float, most_products: int) -> DiagonalS
         most_products: give up after so many.
     """
     operator = curvature_operator(ctx, None, sample_groups(ctx))
-    asked = Asked(precision, most_products, late=time_limit(ctx), few=0)
+    asked = Asked(precision, most_products, late=time_limit(ctx), few=0, coarse=has_coarse_products(ctx))
     signs = Signs(ctx.seed, "products for the whole trace")
-    return diagonal_sums(DiagonalQuantities(operator), signs, asked, ctx.effort.limits)
+    found = diagonal_sums(DiagonalQuantities(operator), signs, asked, ctx.effort.limits)
+    if found.coarse:
+        ctx.remark(IN_TF32)
+    return found
