@@ -18,6 +18,7 @@ from flatscope.context import Context
 from flatscope.curvature.checked_pass import SharedPass
 from flatscope.curvature.curved_operations import NO_PLACES, CurvedRecorder, find_curved_places
 from flatscope.curvature.hessian_check import not_covered_by_numbers
+from flatscope.curvature.lookups import has_lookups, lookup_gradient
 from flatscope.curvature.memory import plan_for
 from flatscope.curvature.patches import weight_gradients
 from flatscope.curvature.per_sample_gradients import Flow, matrices, vector_gradients
@@ -39,6 +40,7 @@ class LayerUseCoverage:
     curved: NotCovered  # those in which the outputs are not piecewise linear
     uses: Counter[str]  # how often a pass uses each of them in a layer
     not_covered: NotCovered  # those whose gradients of single samples the layers' uses do not give
+    lookups: NotCovered  # those that are looked up in such a way that only `flatscope.curvature.lookups` gives them
     rows: dict[str, list[float]]  # rows of the input for each sample, in every use of a weight or bias
 
 
@@ -60,6 +62,7 @@ def coverage_by_layer_uses(ctx: Context) -> LayerUseCoverage:
             more.curved | found.curved,
             more.uses | found.uses,  # the larger count of each
             changing | more.not_covered | found.not_covered,
+            more.lookups | found.lookups,
             more.rows,
         )
     ctx.charge_passes("forward", 2 * ctx.problem.n_train)
@@ -69,7 +72,7 @@ def coverage_by_layer_uses(ctx: Context) -> LayerUseCoverage:
 def _coverage_of(structure: Structure, names: Iterable[str]) -> LayerUseCoverage:
     program, axes = structure.program, structure.axes
     linearity = Linearity(program, names)
-    found = NotCovered()
+    found, lookups = NotCovered(), NotCovered()
     rows: dict[str, list[float]] = {}
     for use in program.layer_uses():
         for name in (use.weight, use.bias):
@@ -80,7 +83,8 @@ def _coverage_of(structure: Structure, names: Iterable[str]) -> LayerUseCoverage
             if not use.follows and name in linearity.reached:
                 found.note(name, "used inside an operation that cannot be followed")
             if use.kind == "lookup":
-                found.note(name, "a lookup")
+                changed = use.settings.get("max_norm") is not None or use.settings.get("scale_grad_by_freq")
+                (found if changed else lookups).note(name, "a lookup")
             if use.opaque:
                 found.note(name, "used through a view of it")
             if use.masked and name == use.weight:
@@ -93,10 +97,22 @@ def _coverage_of(structure: Structure, names: Iterable[str]) -> LayerUseCoverage
     for name in linearity.reached - rows.keys():  # what the outputs do not depend on has no curvature
         found.note(name, "not the weight, bias or BatchNorm parameter of a layer")
     uses_of_each = Counter({name: len(uses) for name, uses in rows.items()})
-    return LayerUseCoverage(linearity.curved, uses_of_each, found, rows)
+    return LayerUseCoverage(linearity.curved, uses_of_each, found, lookups, rows)
 
 
-def not_covered_by_columns(ctx: Context, at_curved: bool = False) -> NotCovered:
+def not_covered_by_record(ctx: Context, lookups: bool) -> NotCovered:
+    """Trainable parameters whose gradients of single samples the sweep cannot form.
+
+    Args:
+        ctx: the network.
+        lookups: whether tables in which rows are looked up can be.
+    """
+    coverage = ctx.structural(coverage_by_layer_uses)
+    found = coverage.not_covered if lookups else coverage.not_covered | coverage.lookups
+    return found.among(ctx.problem.trainable)
+
+
+def not_covered_by_columns(ctx: Context, at_curved: bool = False, lookups: bool = False) -> NotCovered:
     """Trainable parameters whose Hessian block the sweep does not give.
 
     By the program, then by what the sweep can form at all, then by a numerical probe.
@@ -104,6 +120,7 @@ def not_covered_by_columns(ctx: Context, at_curved: bool = False) -> NotCovered:
     Args:
         ctx: the network.
         at_curved: whether the sweep also has columns at curved operations.
+        lookups: whether it gives tables in which rows are looked up.
     """
     shared = SharedPass(ctx)
     refuse_wrong_second_derivative(ctx, shared)
@@ -112,7 +129,7 @@ def not_covered_by_columns(ctx: Context, at_curved: bool = False) -> NotCovered:
     for name, times in found.uses.items():
         if times > 1:
             not_covered.note(name, f"{name} is used {times} times")
-    not_covered = found.not_covered | not_covered
+    not_covered = not_covered_by_record(ctx, lookups) | not_covered
     places = ctx.structural(find_curved_places) if at_curved else NO_PLACES
     return (not_covered | not_covered_by_numbers(shared, not_covered, places)).among(ctx.problem.trainable)
 
@@ -145,22 +162,31 @@ ByWeight = list[list[LayerUse[Tensor]]]
 
 
 def by_weight(uses: list[LayerUse[Tensor]]) -> ByWeight:
-    """The uses whose flow was seen, those of one weight together."""
+    """The uses whose flow was seen, those of one weight together; those that multiply before those that look up."""
     found: dict[tuple[str, str | None, str], list[LayerUse[Tensor]]] = {}
     for use in uses:
-        if use.edge is not None and not use.opaque and use.kind != "lookup":
+        if use.edge is not None and not use.opaque:
             found.setdefault((use.weight, use.bias, use.kind), []).append(use)
+    for table in [key for key in found if key[2] == "lookup"]:
+        products = [key for key in found if key[0] == table[0] and key[2] == "dense"]
+        if len(products) == 1:
+            found[products[0]] += found.pop(table)
     return list(found.values())
 
 
-def not_covered_by_uses(ctx: Context) -> NotCovered:
-    """Trainable parameters whose gradients the recorded layers do not give."""
+def not_covered_by_uses(ctx: Context, lookups: bool = False) -> NotCovered:
+    """Trainable parameters whose gradients the recorded layers do not give.
+
+    Args:
+        ctx: the network.
+        lookups: whether tables in which rows are looked up are to be given too.
+    """
     inputs, _ = next(iter(ctx.batches(size=CHECKED_SAMPLES)))
     leaves, outputs, uses = recorded_forward(ctx, inputs)
     column = torch.randn(outputs.shape, generator=ctx.generator("check of recorded gradients"), dtype=torch.float64)
     column = column.to(outputs)
     given = torch.autograd.grad(outputs, list(leaves.values()), column, retain_graph=True, allow_unused=True)
-    known = ctx.structural(coverage_by_layer_uses).not_covered.among(ctx.problem.trainable)
+    known = not_covered_by_record(ctx, lookups)
     covered = [group for group in by_weight(uses) if group[0].weight not in known]
     found, times = recorded_gradients(ctx, outputs, covered, column)
     eps = torch.finfo(outputs.dtype).eps
@@ -195,7 +221,9 @@ def recorded_gradients(
             continue
         flow = Flow([use for use, _ in reached], [s for _, s in reached], None, None)
         parts = dict(vector_gradients(flow))
-        if flow.kind != "batchnorm":
+        if has_lookups(flow):
+            parts[flow.weight] = lookup_gradient(flow, ctx.params[flow.weight])[None, None]
+        elif flow.kind != "batchnorm":
             parts[flow.weight] = weight_gradients(*matrices(flow, ctx.params[flow.weight]), flow.kind)
         for name, gradients in parts.items():
             times[name] += 1

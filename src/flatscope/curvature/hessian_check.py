@@ -14,6 +14,7 @@ from torch import Tensor
 from flatscope.context import Context
 from flatscope.curvature.checked_pass import CheckedPass, SharedPass, gaussian
 from flatscope.curvature.curved_operations import NO_PLACES, CurvedColumns, Places
+from flatscope.curvature.lookups import looked_up
 from flatscope.curvature.output_hessian import output_root
 from flatscope.curvature.patches import input_matrix, normalised, output_matrix, weighted_inputs
 from flatscope.curvature.per_sample_gradients import over_positions
@@ -188,6 +189,8 @@ def _along(
 
 def directional(use: LayerUse[Tensor], x: Tensor, s: Tensor, weight: Tensor, v: Tensor) -> Tensor:
     """⟨G_c, v⟩ for a weight-shaped v, without forming G_c: (n, k)."""
+    if use.kind == "lookup":
+        return (s * looked_up(use, v)[:, None]).flatten(2).sum(2)
     u = input_matrix(x, weight, use.kind, use.settings)  # (n, g, features, t)
     out = output_matrix(s, weight, use.kind, use.settings)  # (n, k, g, rows, t)
     return (out * weighted_inputs(u, v, use.kind)[:, None]).flatten(2).sum(2)

@@ -117,7 +117,8 @@ def vector_gradients(flow: Flow) -> Iterator[tuple[str, Tensor]]:
     Those of a bias are the cotangents; those of a BatchNorm's scale are products with what it scales.
     """
     if flow.bias is not None:
-        yield flow.bias, reduce(torch.add, (over_positions(s, flow.kind) for s in flow.cotangents))
+        reached = (s for use, s in zip(flow.uses, flow.cotangents, strict=True) if use.kind != "lookup")
+        yield flow.bias, reduce(torch.add, (over_positions(s, flow.kind) for s in reached))
     if flow.kind == "batchnorm":
         scaled = (normalised(use.input.detach(), use.settings)[:, None] for use in flow.uses)
         parts = (over_positions(x * s, "conv") for x, s in zip(scaled, flow.cotangents, strict=True))

@@ -108,16 +108,18 @@ class Route:
         return replace(self, ways={**self.ways, **ways})
 
 
-def find_not_covered(ctx: Context, curvature: str | None = None) -> NotCovered:
+def find_not_covered(ctx: Context, curvature: str | None = None, lookups: bool = False) -> NotCovered:
     """The parameters whose block of the matrix columns at the outputs do not give.
 
     Args:
         ctx: the network.
         curvature: "hessian" or "gauss_newton"; the context's by default.
+        lookups: whether who asks can read tables in which rows are looked up, as the sweep does.
     """
+    options = {"lookups": True} if lookups else {}
     if (curvature or ctx.effort.curvature) == "gauss_newton":
-        return ctx.structural(not_covered_by_uses)
-    return ctx.structural(not_covered_by_columns)
+        return ctx.structural(not_covered_by_uses, **options)
+    return ctx.structural(not_covered_by_columns, **options)
 
 
 def route_of(ctx: Context, precision: float | None = None, curvature: str | None = None) -> Route:
@@ -135,7 +137,7 @@ def route_of(ctx: Context, precision: float | None = None, curvature: str | None
 
 def _find_route(ctx: Context, *, precision: float, curvature: str) -> Route:
     limits, shape = ctx.effort.limits, sweep_shape(ctx)
-    not_covered, places = find_not_covered(ctx, curvature), NO_PLACES
+    not_covered, places = find_not_covered(ctx, curvature, lookups=True), NO_PLACES
     directions = count_scalars(ctx.params[name] for name in not_covered)
     may_curve = precision > 0 and curvature == "hessian"
     if (
@@ -189,10 +191,10 @@ def reached_at_curved_operations(ctx: Context) -> tuple[Places, NotCovered]:
 
     No operations where they would reach no more than columns at the outputs.
     """
-    not_covered = find_not_covered(ctx, "hessian")
+    not_covered = find_not_covered(ctx, "hessian", lookups=True)
     if places := ctx.structural(find_curved_places):
         try:
-            still = ctx.structural(not_covered_by_columns, at_curved=True)
+            still = ctx.structural(not_covered_by_columns, at_curved=True, lookups=True)
         except RuntimeError:  # an operation that cannot be run by itself, or differentiated twice
             return NO_PLACES, not_covered
         if len(still) < len(not_covered):

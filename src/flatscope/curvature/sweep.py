@@ -19,6 +19,7 @@ from torch import Tensor
 from flatscope.context import Context
 from flatscope.curvature.coverage import ByWeight, by_weight, recorded_forward
 from flatscope.curvature.curved_operations import NO_PLACES, CurvedColumns, CurvedRecorder, Places
+from flatscope.curvature.lookups import along_lookup_rows, has_lookups, lookup_forms
 from flatscope.curvature.memory import Plan, in_batches, plan_for, saved_bytes
 from flatscope.curvature.output_hessian import Columns, Root, output_root
 from flatscope.curvature.per_sample_gradients import (
@@ -68,7 +69,7 @@ def _recorded_shape(ctx: Context, dtype: torch.dtype) -> SweepShape:
     patches = [
         math.prod(use.output_shape[2:]) * ctx.params[use.weight][0].numel()
         for use in uses
-        if use.kind != "batchnorm" and not use.opaque
+        if use.kind not in ("batchnorm", "lookup") and not use.opaque
     ]
     # One column is there twice, as it comes and where it is kept.
     read = item * (sum(sizes) + max(patches, default=0) + 2 * root.width)
@@ -313,7 +314,10 @@ def _add_flow(ctx: Context, sums: BatchSums, flow: Flow, covered: Collection[str
         return
     weight = ctx.params[flow.weight]
     forms, alongs = [], []
-    for part in flow.parts(read_together(flow, weight)):
+    if has_lookups(flow):
+        forms.append(lookup_forms(flow, weight))
+        alongs += [along_lookup_rows(flow, weight)] if rows else []
+    for part in () if forms else flow.parts(read_together(flow, weight)):
         u, s = matrices(part, weight)
         forms.append(weight_forms(part, u, s, weight))
         if rows:

@@ -161,7 +161,7 @@ def remark_on_matrix(ctx: Context, *names: str) -> str:
     """Which matrix a value that is made of these parameters' blocks belongs to, where that needs saying."""
     if ctx.effort.curvature != "gauss_newton":
         return ""
-    differs = not find_not_covered(ctx, "hessian").keys().isdisjoint(names)
+    differs = not find_not_covered(ctx, "hessian", lookups=True).keys().isdisjoint(names)
     return GAUSS_NEWTON if differs else f"{GAUSS_NEWTON}, here the same as the Hessian's"
 
 

@@ -66,7 +66,9 @@ class LayerUse(Generic[V]):
     kind: str  # "dense", "conv", "transposed", "lookup" or "batchnorm"
     input: V
     output_shape: tuple[int, ...] = ()
-    settings: dict[str, Any] = field(default_factory=dict, hash=False)  # stride, padding, dilation, groups, statistics
+    settings: dict[str, Any] = field(
+        default_factory=dict, hash=False
+    )  # stride, padding, dilation, groups, statistics, word of padding
     masked: bool = False  # whether a fixed mask holds some entries of the weight at zero
     opaque: bool = False
     follows: bool = False  # whether autograd follows the output
@@ -78,6 +80,7 @@ SETTINGS = {
     "conv": ("stride", "padding", "output_padding", "groups", "dilation"),
     "transposed": ("stride", "padding", "output_padding", "groups", "dilation"),
     "batchnorm": ("running_mean", "running_var", "eps"),
+    "lookup": ("padding_idx", "max_norm", "scale_grad_by_freq"),
 }
 
 
