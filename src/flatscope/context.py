@@ -62,6 +62,7 @@ class Effort:
     curvature: str = "hessian"  # "hessian", or "gauss_newton" where the cheaper matrix is wanted
     memory: int | None = None  # bytes that sweeps may use; None for a share of what is free
     limits: Limits = STANDARD  # what decides between ways to a value, and when draws end
+    only_traces: bool = False  # whether nothing asks for more of a sweep than traces, whose errors then end its draws
     trace_alone: bool = False  # whether nothing asks for layers, so that a trace may go by products of the whole
     # `time.monotonic()` at which estimates end with the error they have reached; None for no limit
     deadline: float | None = None
@@ -162,6 +163,10 @@ class Context:
     def knows(self, function: Callable[..., Any]) -> bool:
         """True if `cached` has a result of a function, whatever its options."""
         return any(name == f"{function.__module__}.{function.__qualname__}" for name, _ in self._cache)
+
+    def has_cached(self, function: Callable[..., Any], **options: Any) -> bool:
+        """True if `cached` has the result of a function with these options."""
+        return (f"{function.__module__}.{function.__qualname__}", tuple(sorted(options.items()))) in self._cache
 
     def value_of(self, function: Callable[..., T]) -> T | None:
         """Result of `cached` for this function without options; None where it has not been asked for."""

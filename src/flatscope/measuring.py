@@ -33,6 +33,7 @@ from flatscope.planning import (
     make_schedule,
     shared_work,
     time_to_descend,
+    wants_only_traces,
     wants_only_whole_trace,
 )
 from flatscope.problem import Problem
@@ -190,7 +191,12 @@ def _run_schedule(ctx: Context, kind: str, names: Names, options: Options, commo
     effort = ctx.effort
     with own_settings(problem.generators):
         begun = time.perf_counter()
-        ctx.effort = replace(effort, crashes={}, trace_alone=wants_only_whole_trace(chosen))
+        ctx.effort = replace(
+            effort,
+            crashes={},
+            only_traces=wants_only_traces(chosen),
+            trace_alone=wants_only_whole_trace(chosen),
+        )
         try:
             schedule = make_schedule(ctx, chosen)
             is_read = any(entry.falls_with_loss for entry in chosen)

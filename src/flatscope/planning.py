@@ -59,9 +59,17 @@ def shared_work(entry: Declaration) -> set[str]:
     return set(expected_passes(entry)) & SHARED
 
 
+MADE_OF_TRACES = ("hessian_trace", "layer_trace", "kappa_trace", "kappa_trace_sum")
+
+
 def wants_only_whole_trace(chosen: Iterable[Declaration]) -> bool:
     """True if only the trace of the whole network takes a sweep, so that it may be found by products."""
     return all(entry.name == "hessian_trace" for entry in chosen if "sweep" in expected_passes(entry))
+
+
+def wants_only_traces(chosen: Iterable[Declaration]) -> bool:
+    """True if all that takes a sweep is made of the traces of the layers and the network."""
+    return all(entry.name in MADE_OF_TRACES for entry in chosen if "sweep" in expected_passes(entry))
 
 
 @dataclass(frozen=True)

@@ -254,7 +254,8 @@ def test_products_cover_for_network_layers_and_units(
     ctx = Context(tiny.problem(), effort=replace(GAUSS_NEWTON, curvature=curvature, precision=0.2 if sketch else 1.0))
     everything = dict.fromkeys(tiny.problem().trainable, "by hand")
     for finder in ("coverage.not_covered_by_columns", "coverage.not_covered_by_uses"):
-        ctx.problem.facts._known[f"flatscope.curvature.{finder}", ()] = everything
+        for options in ((), (("lookups", True),)):
+            ctx.problem.facts._known[f"flatscope.curvature.{finder}", options] = everything
     exact = probed(ctx, quantity)
     assert exact.exact
     monkeypatch.setitem(vars(STANDARD), "few_directions", 0)

@@ -125,9 +125,8 @@ def _transposed_by_alpha(tiny: Tiny) -> None:
 def _by_products_alone(problem: fs.Problem) -> fs.Context:
     """A context that thinks that the columns give nothing."""
     ctx = fs.Context(problem)
-    ctx.problem.facts._known[f"{not_covered_by_columns.__module__}.not_covered_by_columns", ()] = dict.fromkeys(
-        problem.trainable, "by hand"
-    )
+    facts, finder = ctx.problem.facts._known, f"{not_covered_by_columns.__module__}.not_covered_by_columns"
+    facts[finder, ()] = facts[finder, (("lookups", True),)] = dict.fromkeys(problem.trainable, "by hand")
     return ctx
 
 

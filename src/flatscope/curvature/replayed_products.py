@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Protocol, TypeVar
 
 import torch
@@ -67,8 +68,9 @@ class CudaCapturer:
         torch.cuda.empty_cache()
 
 
+@cache
 def capturer_for(device: torch.device) -> Capturer | None:
-    """The capturer of a device; None where nothing can be captured."""
+    """The one capturer of a device, whose libraries keep memory for its stream; None where nothing can be captured."""
     return CudaCapturer(device) if device.type == "cuda" else None
 
 
