@@ -12,12 +12,12 @@ from torch import Tensor, nn
 import flatscope as fs
 from flatscope.curvature import trace_by_products
 from flatscope.curvature.coarse_search import eigenpairs_by_coarse_search
-from flatscope.curvature.estimators import Asked, DiagonalSums, diagonal_sums
+from flatscope.curvature.estimators import TRACE, Asked, DiagonalQuantities, DiagonalSums, diagonal_sums
 from flatscope.curvature.layer_products import LayerBlocks
 from flatscope.curvature.operators import CurvatureOperator
 from flatscope.curvature.random_signs import Signs
 from flatscope.curvature.spectrum import Wanted, extreme_eigenpairs
-from flatscope.curvature.symmetric_operator import TRACE, SymmetricOperator
+from flatscope.curvature.symmetric_operator import SymmetricOperator
 from flatscope.isolation import coarse_products, own_settings, products_are_coarse
 from flatscope.measures import weight_flatness
 from flatscope.spectra import spectrum_functions
@@ -162,7 +162,9 @@ def trace_of_rough(shift: float, precision: float, seed: int = 0) -> tuple[Rough
     matrix = Rough(0.001)
     matrix._full = matrix._full + torch.eye(400, dtype=torch.float64) * (1 - 20 / 400)
     matrix._coarse = matrix._full + shift * torch.eye(400, dtype=torch.float64)
-    return matrix, diagonal_sums(matrix, Signs(seed, "trace"), Asked(precision, 300, few=0, coarse=True))
+    return matrix, diagonal_sums(
+        DiagonalQuantities(matrix), Signs(seed, "trace"), Asked(precision, 300, few=0, coarse=True)
+    )
 
 
 def test_draws_are_coarse_where_their_bias_is_small() -> None:
@@ -179,7 +181,7 @@ def test_draws_are_in_full_where_coarse_ones_are_off() -> None:
     matrix, found = trace_of_rough(0.005, 0.01)  # a third of the precision is 0.0033
     assert not found.coarse
     assert matrix.products[True] == 2
-    exact = diagonal_sums(matrix, Signs(0, "trace"), Asked(0.01, 300, few=0))
+    exact = diagonal_sums(DiagonalQuantities(matrix), Signs(0, "trace"), Asked(0.01, 300, few=0))
     assert float(found.values[TRACE]) == pytest.approx(float(exact.values[TRACE]), rel=1e-12)
     assert float(found.stderrs[TRACE]) == pytest.approx(float(exact.stderrs[TRACE]), rel=1e-9)
 

@@ -95,8 +95,8 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
 
 
 def by_every_direction(ctx: Context, quantity: str) -> dict[tuple[str, str], Tensor]:
-    operator = LayerDirections(ctx, quantity, ctx.problem.trainable)
-    return diagonal_sums(operator, Signs(0, ""), Asked(0.0, 10**6, few=10**6)).values
+    wanted = LayerDirections(ctx, quantity, ctx.problem.trainable)
+    return diagonal_sums(wanted, Signs(0, ""), Asked(0.0, 10**6, few=10**6)).values
 
 
 @pytest.mark.parametrize("name", NETWORKS)

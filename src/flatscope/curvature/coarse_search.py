@@ -54,12 +54,9 @@ def eigenpairs_by_coarse_search(
     """
     if operator.size > STANDARD.dense_matrix and _fits(operator, wanted):
         search = Search(operator.size, begun(), wanted, operator.device)
-        try:
-            with coarse_products(), warnings.catch_warnings(action="ignore", category=NumericalWarning):
-                near = side_by_side({"": search}, wanted, partial(_by_name, operator), most_products=most_products)[""]
-            found = made_exact(operator, near, wanted, most_products) if all(pair.converged for pair in near) else None
-        finally:
-            operator.release()
+        with coarse_products(), warnings.catch_warnings(action="ignore", category=NumericalWarning):
+            near = side_by_side({"": search}, wanted, partial(_by_name, operator), most_products=most_products)[""]
+        found = made_exact(operator, near, wanted, most_products) if all(pair.converged for pair in near) else None
         if found is not None:
             return found, True
     return extreme_eigenpairs(operator, begun(), wanted, most_products=most_products), False
