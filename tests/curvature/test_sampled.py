@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import flatscope as fs
 from flatscope.context import Context, Effort
 from flatscope.curvature import memory, output_hessian, sweep
-from flatscope.curvature.columns import column_sweep
+from flatscope.curvature.columns import column_sweep, swept
 from flatscope.curvature.random_signs import Signs
 from flatscope.curvature.route import find_not_covered
 from flatscope.curvature.sweep import sweep_pass
@@ -375,3 +375,37 @@ def test_columns_of_a_loss_of_many_outputs_multiply_to_its_hessian(many: int) ->
     for i in range(4):
         expected = torch.autograd.functional.hessian(lambda z, i=i: loss(z[None], targets[i : i + 1])[0], outputs[i])
         torch.testing.assert_close((found[i] + found[i].T) / 2, expected, rtol=1e-9, atol=1e-12)
+
+
+def long_texts() -> Tiny:
+    """A trace is the sum over thirty positions, of which a unit's share of one is not."""
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 40))
+    tiny = _built("long texts", model, (30, 3), 40, ("0", "2"), n=8)
+    y = torch.randint(0, 40, (8, 30), generator=torch.Generator().manual_seed(1))
+    return replace(tiny, y=y, loss="next_token", xt=None, yt=None, initial={})
+
+
+def test_draws_end_by_traces_where_nothing_else_is_asked_for() -> None:
+    problem, effort = long_texts().problem(), Effort(precision=0.1)
+    alone, together = Context(problem, effort=effort), Context(problem, effort=effort)
+    traces = fs.measure(problem, "layer_trace", context=alone)
+    fs.measure(problem, ["layer_trace", "rho_unit"], context=together)
+    few, many = alone.cached(column_sweep, only_traces=True), together.cached(column_sweep)
+    assert 0 < 2 * few.draws < many.draws, "the units ask for more"
+    exact = fs.measure(problem, "layer_trace", precision=0).layer("layer_trace")
+    for (_, row), value in zip(traces.to_frame().iterrows(), exact.values(), strict=True):
+        assert row["stderr"] <= effort.precision * row["value"]
+        assert row["value"] == pytest.approx(value, abs=4 * row["stderr"])
+
+
+def test_a_sweep_that_ended_by_traces_is_not_taken_for_one_that_did_not() -> None:
+    problem, effort = many_classes(200, 24).problem(), Effort(precision=0.1)
+    ctx = Context(problem, effort=effort)
+    fs.measure(problem, "layer_trace", context=ctx)
+    units = fs.measure(problem, "rho_unit", context=ctx)
+    alone = fs.measure(problem, "rho_unit", context=Context(problem, effort=effort))
+    assert units.to_frame()["value"].tolist() == alone.to_frame()["value"].tolist()
+    again, both = fs.measure(problem, "layer_trace", context=ctx), fs.measure(problem, "layer_trace", context=ctx)
+    assert again.layer("layer_trace") == both.layer("layer_trace")
+    ctx.effort = replace(effort, only_traces=True)
+    assert swept(ctx) is ctx.cached(column_sweep), "the longer one serves both"
