@@ -390,6 +390,7 @@ def test_draws_end_by_traces_where_nothing_else_is_asked_for() -> None:
     alone, together = Context(problem, effort=effort), Context(problem, effort=effort)
     traces = fs.measure(problem, "layer_trace", context=alone)
     fs.measure(problem, ["layer_trace", "rho_unit"], context=together)
+    assert 2 * alone.passes["backward"] < together.passes["backward"]
     few, many = alone.cached(column_sweep, only_traces=True), together.cached(column_sweep)
     assert 0 < 2 * few.draws < many.draws, "the units ask for more"
     exact = fs.measure(problem, "layer_trace", precision=0).layer("layer_trace")
