@@ -90,6 +90,7 @@ def by_graph(case: Case) -> Product:
         graph.replay()
         return [part.clone() for part in result]
 
+    product.weights = plain  # type: ignore[attr-defined]  what the graph reads must stay where it is
     return product
 
 

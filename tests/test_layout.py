@@ -25,7 +25,7 @@ LONGEST = 400
 # From the ground up. A file imports only from levels below its own, or from its own package.
 LEVELS = (
     {"errors", "lazy_names", "version"},
-    {"disk", "formatting", "formulas", "limits", "significance", "switches"},
+    {"cuda_graphs", "disk", "formatting", "formulas", "limits", "significance", "switches"},
     {"definitions"},
     {"registry"},
     {"progress", "isolation", "params", "derived_measures", "stats", "ranks", "langevin", "rows", "network_summary"},
@@ -134,6 +134,7 @@ LOCAL_NUMBERS = {
     "convolutions": {"OUTPUT", "INPUT", "WEIGHT"},
     "coverage": {"CHECKED_SAMPLES"},
     "lanczos": {"SUMMED_TOGETHER"},
+    "replayed_products": {"ROUNDINGS", "COARSE_ROUNDING", "LAUNCHING"},
     "checked_pass": {"PROBED_SAMPLES", "CANDIDATES", "STEP"},
     "hessian_check": {"TOLERANCE", "TOGETHER", "ROUNDING", "NOTHING"},
     "second_derivative": {"ATTEMPTS", "SAMPLES", "SPREADS", "ROUNDING"},

@@ -16,6 +16,7 @@ def captured_cuda_graph(
     touched: Sequence[Tensor],
     device: torch.device,
     stream: torch.cuda.Stream | None = None,
+    trials: int = WARM_UP_STEPS,
 ) -> Callable[[], None]:
     """A step that waits for nothing as one CUDA graph; trying it out first leaves no trace in what it touches.
 
@@ -27,6 +28,7 @@ def captured_cuda_graph(
         touched: tensors that it changes, put back after each trial.
         device: the GPU.
         stream: where it is captured: what autograd is to follow backwards must have been computed on it.
+        trials: how often it is tried out before; once will do where it has been run on that stream.
     """
     kept, randomness = [tensor.detach().clone() for tensor in touched], torch.cuda.get_rng_state(device)
     with torch.cuda.device(device), ExitStack() as ended:
@@ -36,7 +38,7 @@ def captured_cuda_graph(
         side = torch.cuda.Stream() if stream is None else stream  # type: ignore[no-untyped-call]
         side.wait_stream(main)
         with torch.cuda.stream(side):
-            for left in reversed(range(WARM_UP_STEPS)):
+            for left in reversed(range(trials)):
                 _tried(step, refuse_waiting=not left)
                 with torch.no_grad():
                     for tensor, value in zip(touched, kept, strict=True):

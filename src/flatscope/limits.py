@@ -61,9 +61,15 @@ class Limits:
     most_products: int = 1024
     # Products at a time where there is a deadline: the time is looked at between them.
     hurried_products: int = 2
-    # Products of a batch, each by single calls, before the next is captured as a CUDA graph: a capture costs about as
-    # much as five of them, and a replay spares half of one (ResNet-18, 256 images of 32 px, TF32).
-    captured_after: int = 4
+    # Products of a batch by single calls, the last of which is timed, before the next ones are replayed as a CUDA graph
+    # where launches take most of the time: a capture costs as much as three of them, a replay spares a third of one.
+    captured_after: int = 8
+    # Coarse searches and draws: two draws in full say how far coarse ones are off. Of a search whose residual in full
+    # is above this share of the largest eigenvalue the outermost may be others; in so many rounds, each of which takes
+    # nine tenths or more off the residuals, products in full make its eigenpairs exact, or it was in vain.
+    compared_draws: int = 2
+    near_share: float = 0.01
+    exact_rounds: int = 4
     # Products of a linear system without a smaller residual after which nothing more can be solved.
     stalled_products: int = 50
     # Deflation (Hutch++) pays where so many times the products that it takes seem to be needed.

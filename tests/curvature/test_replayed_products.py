@@ -33,6 +33,7 @@ class CalledAgain:
         self.inside = False
         self.error: Exception | None = None
         self.stale = False
+        self.worth = True
 
     def aside(self, work: Callable[[], object]) -> object:
         self.inside, before = True, self.inside
@@ -40,6 +41,9 @@ class CalledAgain:
             return work()
         finally:
             self.inside = before
+
+    def launches_longer(self, work: Callable[[], object]) -> tuple[object, bool]:
+        return self.aside(work), self.worth
 
     def captured(self, step: Callable[[], None]) -> Callable[[], None]:
         self.captures += 1
@@ -82,9 +86,17 @@ def test_replays_give_the_products_of_calls(kind: type[CurvatureOperator], captu
     assert capturer.replays == len(vectors) - AFTER + 1, "one of them is the check"
 
 
+def test_products_that_keep_the_gpu_busy_are_not_captured(capturer: CalledAgain) -> None:
+    capturer.worth = False
+    operator, vectors = operator_and_vectors()
+    for vector in vectors:
+        operator @ vector
+    assert not capturer.captures
+
+
 def test_few_products_are_not_captured(capturer: CalledAgain) -> None:
     operator, vectors = operator_and_vectors()
-    for vector in vectors[:AFTER]:
+    for vector in vectors[: AFTER - 1]:
         operator @ vector
     assert not capturer.captures
 
@@ -97,7 +109,7 @@ def test_every_number_of_vectors_and_precision_has_its_own_graph(capturer: Calle
         torch.testing.assert_close(operator @ vectors[:2].T, expected, rtol=1e-12, atol=1e-14)
     assert capturer.captures == 2
     with coarse_products():
-        for _ in range(AFTER):
+        for _ in range(AFTER - 1):
             operator @ vectors[0]
         assert capturer.captures == 2
         operator @ vectors[0]
@@ -116,7 +128,7 @@ def test_what_cannot_be_captured_goes_on_by_calls(capturer: CalledAgain) -> None
 def test_an_error_that_is_none_of_a_capture_is_not_hidden(capturer: CalledAgain) -> None:
     capturer.error = KeyError("a fault of the capturer")
     operator, vectors = operator_and_vectors()
-    for vector in vectors[:AFTER]:
+    for vector in vectors[: AFTER - 1]:
         operator @ vector
     with pytest.raises(KeyError):
         operator @ vectors[0]
@@ -134,13 +146,13 @@ def test_a_replay_that_differs_is_dropped(capturer: CalledAgain) -> None:
 def test_nothing_is_held_after_a_failure(capturer: CalledAgain, monkeypatch: pytest.MonkeyPatch) -> None:
     capturer.stale = True
     made: list[weakref.ref[object]] = []
-    begin = replayed_products._Replay.__init__
+    begin = replayed_products._CapturedProduct.__init__
 
     def noted(self: object, *args: object) -> None:
         made.append(weakref.ref(self))
         begin(self, *args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(replayed_products._Replay, "__init__", noted)
+    monkeypatch.setattr(replayed_products._CapturedProduct, "__init__", noted)
     gone: list[bool] = []
     monkeypatch.setattr(CalledAgain, "forget", lambda self: gone.append(made[0]() is None))
     operator, vectors = operator_and_vectors()

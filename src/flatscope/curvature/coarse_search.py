@@ -31,10 +31,6 @@ from flatscope.errors import NumericalWarning
 from flatscope.isolation import coarse_products
 from flatscope.limits import STANDARD
 
-# Share of the largest eigenvalue: a coarse matrix that is further off may have others among its outermost.
-NEAR = 0.01
-ROUNDS = 4  # of products in full with all that is not yet found: each takes a tenth or less off a residual
-
 
 def has_coarse_products(ctx: Context) -> bool:
     """True where float32 can be multiplied faster with fewer digits."""
@@ -73,10 +69,10 @@ def made_exact(
     basis = _orthonormal(torch.stack([pair.vector for pair in near], dim=1).to(operator.device, torch.float64))
     products = checked_finite(operator @ basis).double()
     first = [in_full(pair, products[:, i]) for i, pair in enumerate(near)]  # how far the coarse matrix is off
-    if max(pair.residual for pair in first) > NEAR * max(abs(pair.value) for pair in first):
+    if max(pair.residual for pair in first) > STANDARD.near_share * max(abs(pair.value) for pair in first):
         return None
     taken = near[0].products + len(near)
-    for _ in range(ROUNDS):
+    for _ in range(STANDARD.exact_rounds):
         values, coefficients = torch.linalg.eigh((basis.T @ products + products.T @ basis).cpu() / 2)
         chosen = wanted.of(coefficients.T).T.to(basis)
         values, vectors = wanted.of(values), basis @ chosen
@@ -110,7 +106,7 @@ def made_exact(
 def _fits(operator: SymmetricOperator, wanted: Wanted) -> bool:
     """True where the vectors of all rounds and their products fit beside a Krylov space."""
     room = allowed(STANDARD.krylov_memory, operator.device)
-    return 2 * 8 * operator.size * wanted.number * (1 + ROUNDS) <= room
+    return 2 * 8 * operator.size * wanted.number * (1 + STANDARD.exact_rounds) <= room
 
 
 def _orthonormal(vectors: Tensor, to: Tensor | None = None) -> Tensor:

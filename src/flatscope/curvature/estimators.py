@@ -24,7 +24,6 @@ from flatscope.progress import tell
 from flatscope.sampling import TIME_IS_UP, Sampler, degrees_of_freedom, relative_error, sample_until, student_stderrs
 
 PRODUCTS = "products with random vectors"
-COMPARED = 2  # draws in full that coarse ones are compared with, before all others may be coarse
 Key = tuple[str, str]  # parameter, quantity
 Readings = dict[Key, Tensor]
 TRACE: Key = ("", "trace")
@@ -274,7 +273,7 @@ class HutchinsonDraws(Sampler[DiagonalSums]):
         while self._next < last and not (self.spread.n > 1 and self._late()):
             if self._coarse is None and self.spread.n:
                 self._compare_with_coarse()
-            width = self._block if self._coarse is not None else min(self._block, COMPARED)
+            width = self._block if self._coarse is not None else min(self._block, self._limits.compared_draws)
             some = range(self._next, min(self._next + width, last))
             with coarse_products() if self._coarse else nullcontext():
                 readings, product = self._summed(some, keep)
