@@ -97,8 +97,11 @@ def test_values_are_right_and_say_how(build: type[Tiny], monkeypatch: pytest.Mon
         for layer, value in values.items():
             row = frame.loc[name, layer]
             assert abs(row["value"] - float(value)) <= 4.5 * row["stderr"] + 1e-9, f"{name} of {layer}"
-    again = fs.measure(tiny.problem(), ["layer_trace"], precision=0.05)
-    assert again.layer("layer_trace") == table.layer("layer_trace"), "whatever else is measured"
+    together = ["layer_trace", "relative_flatness"]
+    again = fs.measure(tiny.problem(), together, precision=0.05)
+    assert again.layer("layer_trace") == table.layer("layer_trace"), "whatever else is measured, beside traces alone"
+    for _, row in fs.measure(tiny.problem(), "layer_trace", precision=0.05).to_frame().iterrows():
+        assert abs(row["value"] - float(expected["layer_trace"][row["layer"]])) <= 4.5 * row["stderr"] + 1e-9
 
 
 class SmallTransformer(nn.Module):
