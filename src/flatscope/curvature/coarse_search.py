@@ -105,8 +105,8 @@ def made_exact(
 
 def _fits(operator: SymmetricOperator, wanted: Wanted) -> bool:
     """True where the vectors of all rounds and their products fit beside a Krylov space."""
-    room = allowed(STANDARD.krylov_memory, operator.device)
-    return 2 * 8 * operator.size * wanted.number * (1 + STANDARD.exact_rounds) <= room
+    needed = 2 * 8 * operator.size * wanted.number * (1 + STANDARD.exact_rounds)  # bytes in float64
+    return needed <= allowed(STANDARD.krylov_memory, operator.device)
 
 
 def _orthonormal(vectors: Tensor, to: Tensor | None = None) -> Tensor:
