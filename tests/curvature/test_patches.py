@@ -1,4 +1,4 @@
-"""Outputs of several weights side by side against the layer run with each of them."""
+"""Outputs of several weights side by side against the layer run with each; sums over pairs of positions."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from flatscope.curvature.patches import moved_outputs
+from flatscope.curvature.per_sample_gradients import sum_over_pairs
 
 pytestmark = pytest.mark.fast
 LAYERS: dict[str, tuple[str, Any, tuple[int, ...], tuple[int, ...], dict[str, Any]]] = {
@@ -39,3 +41,29 @@ def test_outputs_of_several_weights_stand_side_by_side(name: str) -> None:
         return run(x, move, **settings).flatten(1)
 
     torch.testing.assert_close(found, torch.stack([alone(move) for move in moves], dim=1))
+
+
+@pytest.mark.parametrize("rows", [3, 9])
+def test_sums_over_pairs_of_positions_are_those_of_gradients(rows: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    u = torch.randn(2, 4, 5, generator=generator, dtype=torch.float64)
+    first, second = torch.randn(2, 2, 3, rows, 5, generator=generator, dtype=torch.float64)
+    gradients = [torch.einsum("nkrt,nft->nkrf", s, u) for s in (first, second)]
+    expected = (gradients[0] * gradients[1]).sum((2, 3))
+    torch.testing.assert_close(sum_over_pairs(first, second, u.mT @ u), expected, rtol=1e-12, atol=1e-12)
+
+
+def test_a_vocabulary_takes_no_array_as_large_as_its_columns() -> None:
+    sizes: list[int] = []
+
+    class Noted(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            made = func(*args, **(kwargs or {}))
+            if isinstance(made, Tensor) and not func.is_view:
+                sizes.append(made.numel())
+            return made
+
+    u, s = torch.randn(2, 8, 5), torch.randn(2, 3, 5, 1000).mT
+    with Noted():
+        sum_over_pairs(s, s, u.mT @ u)
+    assert max(sizes) < s.numel() / 10

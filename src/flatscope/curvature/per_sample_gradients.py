@@ -163,7 +163,7 @@ def gradient_squares(flow: Flow, weight: Tensor) -> Tensor:
         return u[:, 0, :, 0].square().sum(1, keepdim=True) * s[:, :, 0, :, 0].square().sum(2)
     if overlaps_are_cheaper(flow.uses, weight, s.shape[1]):
         u, s = u[:, 0], s[:, :, 0]
-        return (over_pairs(s, u.mT @ u) * s).sum((2, 3))
+        return sum_over_pairs(s, s, u.mT @ u)
     return torch.cat([gradients.square_().flatten(2).sum(2) for _, gradients in _formed(flow, u, s, weight)])
 
 
@@ -183,18 +183,23 @@ def _along_one_position(u: Tensor, s: Tensor, weight: Tensor) -> tuple[Tensor, T
 def _by_overlaps(u: Tensor, s: Tensor, matrix: Tensor) -> tuple[Tensor, Tensor]:
     """‖G‖² = ⟨uᵀu, sᵀs⟩ over pairs of positions; G itself is never formed."""
     overlap = u.mT @ u  # (n, t, t)
-    mixed = over_pairs(s, overlap)
-    trace = (mixed * s).sum((2, 3))
+    trace = sum_over_pairs(s, s, overlap)
     if matrix.shape[0] <= matrix.shape[1]:  # ‖W̄ᵀG‖² = ⟨W̄W̄ᵀ, GGᵀ⟩
-        return trace, (mixed * torch.matmul(matrix @ matrix.T, s)).sum((2, 3))
+        return trace, sum_over_pairs(s, torch.matmul(matrix @ matrix.T, s), overlap)
     back = matrix.T @ s  # (n, k, features, t)
-    return trace, (over_pairs(back, overlap) * back).sum((2, 3))
+    return trace, sum_over_pairs(back, back, overlap)
 
 
-def over_pairs(s: Tensor, overlap: Tensor) -> Tensor:
-    """Columns (n, k, rows, t) times overlaps (n, t, t)."""
-    n, k, rows, positions = s.shape
-    return (s.reshape(n, k * rows, positions) @ overlap).reshape(s.shape)
+def sum_over_pairs(first: Tensor, second: Tensor, overlap: Tensor) -> Tensor:
+    """Σ over pairs of positions ⟨first_t, second_t'⟩ overlap_tt', of columns (n, k, rows, t) and overlaps (n, t, t).
+
+    Where there are more rows than positions, as words of a vocabulary, no array as large as the columns is made.
+    """
+    n, k, rows, positions = first.shape
+    if rows > positions:
+        return (first.mT @ second * overlap[:, None]).sum((2, 3))
+    mixed = (first.reshape(n, k * rows, positions) @ overlap).reshape(first.shape)
+    return (mixed * second).sum((2, 3))
 
 
 def along_inputs(flow: Flow, u: Tensor, s: Tensor, weight: Tensor) -> Tensor:

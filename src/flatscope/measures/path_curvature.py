@@ -27,11 +27,11 @@ from flatscope.curvature.per_sample_gradients import (
     Flow,
     along_inputs,
     matrices,
-    over_pairs,
     overlaps_are_cheaper,
     signed_sum,
     squared_gradients,
     squares_and_along,
+    sum_over_pairs,
     vector_gradients,
 )
 from flatscope.curvature.sweep import backpropagated, sweep_plan, sweep_shape
@@ -233,7 +233,7 @@ class ScalingEdges:
             (rows - rows.max()).exp()[:, None] * s[:, :, 0],
             (features - features.max()).exp()[:, None] * u[:, 0],
         )
-        total = (over_pairs(left, right.mT @ right) * left).sum((2, 3))  # (n, k)
+        total = sum_over_pairs(left, left, right.mT @ right)  # (n, k)
         others = torch.cat([self._own[flow.weight][1], self._frozen[flow.weight]]).to(s.device)
         gains = (outward + inward - top).flatten()[others].exp()
         total -= (_gradient_entries(u, s, weight, flow.kind, others) * gains).square().sum(2)
