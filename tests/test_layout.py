@@ -173,7 +173,6 @@ LOCAL_NUMBERS = {
     "robustness": {"GAMMAS", "IDENTITY", "UNDECIDED"},
     "sharpness": {"EVALUATIONS", "LEAST_CORNERS", "ROUGH_PRODUCTS", "SIGN_STEPS"},
     "weight_flatness": {"AFFORDABLE", "CLOUD"},
-    "grid_losses": {"WARM_UP"},
     "landscape_function": {"NOISE"},
     "surface": {"FALLS", "LEVELS", "MOST"},
 }

@@ -67,6 +67,8 @@ class Limits:
     # Coarse searches and draws: two draws in full say how far coarse ones are off. Of a search whose residual in full
     # is above this share of the largest eigenvalue the outermost may be others; in so many rounds, each of which takes
     # nine tenths or more off the residuals, products in full make its eigenpairs exact, or it was in vain.
+    # Eigenvectors of coarse products have residuals of a few ten-thousandths: no finer tolerance is searched with them.
+    coarse_search: float = 1e-3
     compared_draws: int = 2
     near_share: float = 0.01
     exact_rounds: int = 4

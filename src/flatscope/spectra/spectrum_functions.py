@@ -22,7 +22,6 @@ from flatscope.spectra.density import SpectralDensity
 from flatscope.spectra.eigenpairs import Eigenpairs
 
 EXACT, DIFFERENCES = "exact", "finite_difference"
-COARSEST = 1e-3  # tolerance from which on a GPU searches with TF32: of products in full it then takes a few
 TF32_SEARCH = "searched with TF32 products; values and residuals come from products in full"
 PRECISION = 0.05  # of differences in searches and densities: the largest that two steps may be apart
 
@@ -125,7 +124,7 @@ def eigenpairs(
     started = time.perf_counter()
     ctx, operator = _curvature_operator(problem, layer, curvature, seed, memory, products)
     wanted, begun = Wanted(top, bottom, tolerance), partial(ctx.generator, f"eigenpairs {curvature} {layer or ''}")
-    if products == EXACT and tolerance >= COARSEST and has_coarse_products(ctx):
+    if products == EXACT and tolerance >= STANDARD.coarse_search and has_coarse_products(ctx):
         extreme, coarse = eigenpairs_by_coarse_search(operator, begun, wanted, most_products)
     else:
         extreme, coarse = extreme_eigenpairs(operator, begun(), wanted, most_products=most_products), False
