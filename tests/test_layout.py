@@ -76,6 +76,7 @@ PAPERS_LEVELS = (
     {"toml_files"},
     {"correlation_intervals", "contradiction_notes", "stratified", "study_result", "declaration"},
     {"intervals"},
+    {"fitting"},
     {"neyshabur2017", "petzka2019", "yi2019", "zhang2017"},
     {"study_registry", "one_by_one"},
     {"read_only_store", "reproduction"},

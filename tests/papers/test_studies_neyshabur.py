@@ -21,6 +21,7 @@ from flatscope.training.models import build
 from flatscope.training.sweeps.store import Store
 from flatscope_papers import find_study, intervals, study
 from flatscope_papers.claims import CONTRADICTED, HOLDS, INCONCLUSIVE, NOT_JUDGED, UNTESTABLE, Answer, finding_of_claim
+from flatscope_papers.fitting import largest_training_error
 from flatscope_papers.neyshabur2017.complexity import (
     EPSILONS,
     NORMS,
@@ -264,8 +265,13 @@ def test_the_slope_of_a_power() -> None:
 @pytest.mark.parametrize(("worst", "expected"), [(0.0, HOLDS), (0.01, CONTRADICTED)])
 def test_one_network_that_does_not_fit_is_enough(worst: float, expected: str) -> None:
     errors = [0.0] * 17 + [worst]
-    for claims in (CLAIMS_1, CLAIMS_3):
-        assert verdict(claims, "zero_error", intervals.largest_over_networks(errors)) == expected
+    assert verdict(CLAIMS_3, "zero_error", intervals.largest_over_networks(errors)) == expected
+
+
+@pytest.mark.parametrize(("worst", "expected"), [(2e-5, HOLDS), (0.02, UNTESTABLE)])
+def test_a_network_that_training_left_unfitted_shows_our_budget(worst: float, expected: str) -> None:
+    networks = pd.DataFrame({"train_error": [0.0] * 11 + [worst]})
+    assert verdict(CLAIMS_1, "zero_error", largest_training_error(networks)) == expected
 
 
 @pytest.mark.parametrize(("falling", "expected"), [(0, HOLDS), (2, INCONCLUSIVE)])

@@ -17,6 +17,7 @@ from flatscope.training.sweeps.work import builder_of, trial_of
 from flatscope.training.trials import build_model, read_trials
 from flatscope_papers import find_study, intervals, study
 from flatscope_papers.claims import CONTRADICTED, EXPERIMENT, HOLDS, NOT_JUDGED, Answer, Claim, finding_of_claim
+from flatscope_papers.fitting import answer_if_networks_fitted, notes_on_unfitted_networks
 from flatscope_papers.theory.polynomial_operator import BinaryTree
 from flatscope_papers.zhang2017.dynamics import share_nearest_average_minimum, smallest_rise_between_groups
 from flatscope_papers.zhang2017.figures_11_and_12 import (
@@ -33,7 +34,6 @@ from flatscope_papers.zhang2017.figures_18_and_25 import (
     ridge_function_ranks,
     tree_support,
 )
-from flatscope_papers.zhang2017.fitting import answer_if_networks_fitted, notes_on_unfitted_networks
 from flatscope_papers.zhang2017.flatness_test import MOVED, OBJECTIVES, PRINTED, SETS, radii_of_table
 from flatscope_papers.zhang2017.minima import LABELS, minimiser_config, minimiser_configs
 from flatscope_papers.zhang2017.norms_during_training import STARTS, label_comparisons, unit_and_weight_norms

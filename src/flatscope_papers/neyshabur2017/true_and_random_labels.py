@@ -16,6 +16,7 @@ from flatscope_papers import intervals
 from flatscope_papers.claims import Answer
 from flatscope_papers.curves import draw_error_bars, runs_as_columns
 from flatscope_papers.declaration import Analysis, Runs, study
+from flatscope_papers.fitting import largest_training_error
 from flatscope_papers.neyshabur2017.complexity import (
     COLOURS,
     CONVENTIONS,
@@ -53,7 +54,7 @@ def figure_1(runs: Runs) -> Analysis:
     """The four norms over the margin of networks fitted to true or random labels, against the number of samples."""
     points = label_networks_table(runs)
     answers = {
-        "zero_error": intervals.largest_over_networks(points["train_error"]),
+        "zero_error": largest_training_error(points),
         "epsilon": order_agreement_over_epsilons(points, runs.frames("epsilons")),
         "linear": mean_over_seeds(
             points, lambda rows: mean_growth_exponent_of_norms(rows, "random"), _exponents_in_words(points)

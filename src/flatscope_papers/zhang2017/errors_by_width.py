@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 from flatscope_papers import curves, intervals
 from flatscope_papers.claims import Answer
 from flatscope_papers.declaration import Analysis, Runs, Stage, study
+from flatscope_papers.fitting import largest_training_error
 from flatscope_papers.zhang2017.all_conv_networks import (
     SIZES,
     all_conv_stage,
@@ -22,7 +23,6 @@ from flatscope_papers.zhang2017.all_conv_networks import (
     networks_by_epoch,
 )
 from flatscope_papers.zhang2017.errors_by_size import SHARE, draw_errors
-from flatscope_papers.zhang2017.fitting import largest_training_error
 
 EPOCHS_15 = 30
 

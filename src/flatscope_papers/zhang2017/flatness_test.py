@@ -19,8 +19,8 @@ from flatscope.training import Store, measure_stored
 from flatscope_papers import intervals
 from flatscope_papers.claims import Answer
 from flatscope_papers.declaration import Analysis, Runs, Stage, study
+from flatscope_papers.fitting import answer_if_networks_fitted, notes_on_unfitted_networks
 from flatscope_papers.toml_files import settings_by_scale
-from flatscope_papers.zhang2017.fitting import answer_if_networks_fitted, notes_on_unfitted_networks
 from flatscope_papers.zhang2017.minima import (
     COLOURS,
     LABELS,

@@ -26,8 +26,8 @@ from flatscope.training import PopulationView, Store, builder_of, trial_of
 from flatscope_papers import curves, intervals
 from flatscope_papers.claims import Answer
 from flatscope_papers.declaration import Analysis, Runs, Stage, study
+from flatscope_papers.fitting import FITTED
 from flatscope_papers.toml_files import settings_by_scale
-from flatscope_papers.zhang2017.fitting import FITTED
 from flatscope_papers.zhang2017.minima import COLOURS, LABELS
 
 Report = Callable[[float, str], None]
