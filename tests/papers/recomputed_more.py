@@ -39,7 +39,7 @@ REFINED = "kl_at_0.05_refined"
 
 
 def neyshabur_labels() -> Iterator[Second]:
-    """Figures 1 to 3; of the first two also those at a reduced scale, with three seeds: two are too few to draw again."""
+    """Figures 1 to 3; of the first two also those at a reduced scale: two seeds are too few to draw again."""
     yield from _true_and_random_labels(scale="small", **SEED)
     yield from _true_and_random_labels()
     yield Second("neyshabur2017-fig1", "zero_error", lambda t: t["train_error"].max())

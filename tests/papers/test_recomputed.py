@@ -34,11 +34,11 @@ def saved(second: Second) -> Finding:
 
 
 def test_there_are_many_of_them() -> None:
-    assert len({(second.study, second.key) for second in CLAIMS}) == len(CLAIMS) >= 150
+    assert len({(second.study, second.key, second.scale) for second in CLAIMS}) == len(CLAIMS) >= 150
 
 
 @pytest.mark.filterwarnings("ignore:.*is gone")
-@pytest.mark.parametrize("second", CLAIMS, ids=lambda second: f"{second.study}-{second.key}")
+@pytest.mark.parametrize("second", CLAIMS, ids=lambda second: f"{second.study}-{second.key}-{second.scale}")
 def test_the_number_is_that_of_another_method(second: Second) -> None:
     assert second.value() == pytest.approx(saved(second).answer.value, rel=1e-4, abs=ROUNDING)
 
@@ -56,7 +56,9 @@ def test_a_stored_number_that_is_off_by_a_hundredth_is_noticed() -> None:
 
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore:.*is gone")
-@pytest.mark.parametrize("second", [s for s in CLAIMS if s.unit], ids=lambda second: f"{second.study}-{second.key}")
+@pytest.mark.parametrize(
+    "second", [s for s in CLAIMS if s.unit], ids=lambda second: f"{second.study}-{second.key}-{second.scale}"
+)
 def test_the_bootstrap_decides_alike(second: Second) -> None:
     finding = saved(second)
     low, high = finding.answer.low, finding.answer.high
