@@ -632,3 +632,47 @@ def test_one_sample_resolves_nothing() -> None:
     assert s.to_frame()["measured"].max() > 0
     assert s.headline.startswith("At 2 bits, 3 of 3 layers cost nothing that these samples resolve")
     assert len(s.figure().axes[0].texts) == 3
+
+
+class _Routed(nn.Module):
+    """Two experts of which no sample reaches the second, and a product with axes in another order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(4)
+        self.experts = nn.ModuleList(nn.Linear(4, 5) for _ in range(2))
+        self.last = nn.Parameter(torch.randn(5, 2, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        chosen = (x[:, 0] > 1e6).long()
+        h = x.new_zeros(len(x), 5)
+        for number, expert in enumerate(self.experts):
+            if (mine := chosen == number).any():
+                h[mine] = expert(x[mine])
+        return torch.einsum("bhk,hkc->bc", torch.stack([h, -h], 2).relu(), self.last)
+
+
+def test_weights_that_are_in_no_layer_are_told_first() -> None:
+    """An expert that no sample reaches was left out of all numbers without a word."""
+    x, y = torch.randn(12, 4, generator=torch.Generator().manual_seed(0)).double(), torch.arange(12) % 3
+    found = fs.sensitivity(fs.Problem(_Routed().double().eval(), train=(x, y)), bits=(4,), sparsity=())
+    assert found.meta["left_out"] == {"experts.1.weight": 20}
+    first = found.headline.splitlines()[0]
+    assert first.startswith(f"{100 * 20 / 70:.2g} % of the weights are in no layer")
+    assert "experts.1.weight" in first
+
+
+@pytest.mark.parametrize("rounding", ["channel", "tensor"])
+def test_a_weight_whose_axes_are_read_in_another_order_is_rounded_in_its_place(rounding: str) -> None:
+    """Was refused as one that is computed from several."""
+    model = _Routed().double().eval()
+    x, y = torch.randn(12, 4, generator=torch.Generator().manual_seed(0)).double(), torch.arange(12) % 3
+    found = fs.sensitivity(fs.Problem(model, train=(x, y)), bits=(3,), sparsity=(), rounding=rounding)
+    rounded = found.apply(model, {"last": 3})
+    weight = rounded.state_dict()["last"]
+    rows = weight.reshape(10, 3).T if rounding == "channel" else weight.reshape(1, -1)
+    assert all(len(row.unique()) <= 7 for row in rows)  # 2³ − 1 levels for each output
+    assert not torch.equal(weight, model.last)
+    losses = [nn.functional.cross_entropy(net(x), y).item() for net in (model, rounded.model)]
+    assert rounded.rise.value == pytest.approx(losses[1] - losses[0], rel=1e-9)
+    assert rounded.sum_of_rises == pytest.approx(rounded.rise.value, rel=1e-9)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import permutations
 
 import torch
 from torch import Tensor
@@ -31,22 +32,28 @@ def problem_with_all_weights_free(problem: Problem) -> Problem:
 
 @dataclass(frozen=True)
 class WeightPlace:
-    """Place of a weight in a parameter: a part of it, perhaps in another shape, perhaps transposed."""
+    """Place of a weight in a parameter: a part of it, perhaps in another shape, transposed, or with axes reordered."""
 
     parameter: str
     index: tuple[slice | int, ...]  # of the part; () for the whole
     shape: tuple[int, ...]  # of the weight
     transposed: bool
+    order: tuple[int, ...] = ()  # of the parameter's axes, in front of the other shape; () as they stand
 
     def of(self, params: Mapping[str, Tensor]) -> Tensor:
-        """The weight as a view of the parameter."""
+        """The weight: a view of the parameter, unless its axes are reordered."""
         part = params[self.parameter][self.index]
+        if self.order:
+            return part.permute(self.order).reshape(self.shape)
         if self.transposed:
             return part.view(self.shape[::-1]).T
         return part.view(self.shape)
 
     def words(self, params: Mapping[str, Tensor]) -> str:
         """The parameter, followed by what makes it the weight: `w`, `w[0:4]`, `w[:].T`."""
+        if self.order:
+            axes, sizes = (", ".join(map(str, numbers)) for numbers in (self.order, self.shape))
+            return f"{self.parameter}[:].permute({axes}).reshape({sizes})"
         if not self.index and not self.transposed:
             return self.parameter
         expression = f"{self.parameter}[{', '.join(_place_in_words(place) for place in self.index) or ':'}]"
@@ -99,6 +106,9 @@ def _candidate_places(weight: str, value: Tensor, params: Params) -> Iterator[We
             fits = part.shape == wanted or (part.numel() == value.numel() and part.is_contiguous())
             if fits and not (transposed and value.ndim != 2):
                 yield WeightPlace(name, index, shape, transposed)
+    if whole.ndim in (3, 4, 5) and whole.numel() == value.numel():
+        for order in permutations(range(whole.ndim)):
+            yield WeightPlace(name, (), shape, False, order)
 
 
 def _index_told_by_name(part: str | None) -> tuple[slice | int, ...]:
@@ -123,7 +133,11 @@ def _blocks_of_shape(whole: Tensor, shape: tuple[int, ...]) -> Iterator[tuple[sl
 def write_into(model_params: Mapping[str, Tensor], place: WeightPlace, value: Tensor) -> None:
     """Put a weight into its place of a model's parameters."""
     with torch.no_grad():
-        place.of(model_params).copy_(value)
+        if place.order:
+            axes = model_params[place.parameter].permute(place.order)
+            axes.copy_(value.reshape(axes.shape))
+        else:
+            place.of(model_params).copy_(value)
 
 
 def refuse_other_model(params: Params, given: Mapping[str, Tensor], where: str) -> None:

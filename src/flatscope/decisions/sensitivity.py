@@ -15,7 +15,7 @@ from flatscope.charts import resized_figure
 from flatscope.decisions.allocation import Allocation, allocate
 from flatscope.decisions.applying import Rounded, apply_allocation
 from flatscope.errors import InputError
-from flatscope.formatting import numbered, readable_number
+from flatscope.formatting import first_of_names, numbered, readable_number
 from flatscope.problem import Problem
 from flatscope.result import DrawnResult, checked_columns, plain
 
@@ -100,6 +100,14 @@ class Sensitivity(DrawnResult):
         ][-3:]
         if not lines and len(known):
             lines = [_sentence_on_bits(known, "these shares of zeros")]
+        if left_out := self.meta.get("left_out"):
+            share = 100 * float(self.meta["left_out_share"])
+            lines = lines[-2:]
+            lines.insert(
+                0,
+                f"{readable_number(share, 2)} % of the weights are in no layer that was looked at "
+                f"({first_of_names(list(left_out), 2)}): what their rounding costs is not in these numbers.",
+            )
         if missing := len(self._frame) - len(known):
             lines.insert(0, f"{missing} of {numbered(len(self._frame), 'change')} could not be measured: see `reason`.")
         if len(rounded):

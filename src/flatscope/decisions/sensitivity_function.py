@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import pandas as pd
-from torch import Tensor
+from torch import Tensor, nn
 
 from flatscope.context import Context, Effort, make_effort
 from flatscope.curvature.memory import allowed
@@ -24,8 +24,10 @@ from flatscope.decisions.sample_means import NOTHING, Uncertain
 from flatscope.decisions.sensitivity import COLUMNS, Sensitivity
 from flatscope.decisions.slopes import Steps
 from flatscope.errors import InputError, NotApplicable, differentiated_twice
+from flatscope.formatting import first_of_names
 from flatscope.isolation import own_settings
 from flatscope.network.layers import Layer
+from flatscope.network.normal_form_pass import ACTING
 from flatscope.params import norm
 from flatscope.problem import Problem
 from flatscope.progress import Advance, progress_bar
@@ -33,6 +35,7 @@ from flatscope.result import columns_of
 from flatscope.sampling import time_is_over
 
 LATE = "not measured: the time was up"
+WITH_A_MATRIX = (nn.Linear, nn.modules.conv._ConvNd, nn.Embedding, nn.EmbeddingBag, nn.Bilinear)
 
 
 @dataclass(frozen=True)
@@ -127,6 +130,9 @@ def _compute_sensitivity(
                 rows.append(
                     _sensitivity_row(ctx, task, rises, predicted, steps[task.key][task.layer.weight], no_prediction)
                 )
+    left_out = _weights_in_no_layer(whole, ctx)
+    if left_out and not ctx.network.not_covered:
+        ctx.remark(f"weights that no sample reaches are not looked at: {first_of_names(list(left_out), 4)}")
     places = {layer.weight: _place_in_words(whole, ctx.params[layer.weight], layer) for layer in chosen}
     rows = [{**row, "weight": places[row["weight"]]} for row in rows]
     meta = {
@@ -136,6 +142,8 @@ def _compute_sensitivity(
         "loss_at_weights": scores.loss,
         "error_at_weights": scores.error if problem.classification else None,
         "gradient_norm": slope,
+        "left_out": left_out,
+        "left_out_share": _share_left_out(left_out, ctx),
         "remarks": [*dict.fromkeys([*problem.remarks, *ctx.remarks, *whole.remarks])],
     }
     return Sensitivity(columns_of(rows, COLUMNS, "sensitivity"), meta, problem)
@@ -162,6 +170,23 @@ def _layers_of_names(ctx: Context, names: Sequence[str] | None) -> list[Layer]:
         ctx.remark(ctx.network.missing.replace("would be left out", "are not looked at"))
     wanted = named_layers(names, list(layers))
     return [layer for name, layer in layers.items() if name in wanted]
+
+
+def _weights_in_no_layer(whole: Context, ctx: Context) -> dict[str, int]:
+    """Weight matrices that are in no layer, with their sizes: read in a way that is none, or reached by no sample."""
+    layers = {name for layer in ctx.network for name in layer.weight.removeprefix(ACTING).replace("/", ".").split("+")}
+    places = (place_of_weight(layer.weight, ctx.params[layer.weight], whole.params) for layer in ctx.network)
+    found = layers | {place.parameter for place in places if place}
+    modules = whole.problem.model.named_modules()
+    matrices = {f"{name}.weight".lstrip(".") for name, module in modules if isinstance(module, WITH_A_MATRIX)}
+    named = (matrices & whole.params.keys()) | (ctx.network.not_covered.keys() & whole.params.keys())
+    return {name: value.numel() for name, value in whole.params.items() if name in named - found}
+
+
+def _share_left_out(left_out: Mapping[str, int], ctx: Context) -> float:
+    """Share of the weights that are in no layer, among those of all matrices."""
+    without = sum(left_out.values())
+    return without / (without + sum(ctx.params[layer.weight].numel() for layer in ctx.network)) if without else 0.0
 
 
 def _groups_of_tasks(ctx: Context, tasks: Sequence[Task]) -> list[list[Task]]:
