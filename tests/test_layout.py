@@ -136,7 +136,7 @@ LOCAL_NUMBERS = {
     "coverage": {"CHECKED_SAMPLES"},
     "lanczos": {"SUMMED_TOGETHER"},
     "replayed_products": {"ROUNDINGS", "COARSE_ROUNDING", "LAUNCHING"},
-    "checked_pass": {"PROBED_SAMPLES", "CANDIDATES", "STEP"},
+    "checked_pass": {"PROBED_SAMPLES", "CANDIDATES"},
     "hessian_check": {"TOLERANCE", "TOGETHER", "ROUNDING", "NOTHING"},
     "second_derivative": {"ATTEMPTS", "SAMPLES", "SPREADS", "ROUNDING"},
     "random_signs": {"_FIRST", "_SECOND", "_STEP"},

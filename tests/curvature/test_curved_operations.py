@@ -335,8 +335,8 @@ class Branched(nn.Module):
 
 def together(ctx: Context, directions: dict[str, Tensor], places: Places | None) -> bool:
     """Whether both ways agree along one direction of all parameters."""
-    shared = checked_pass.SharedPass(ctx)
-    run = shared.of(places or Places())
+    shared = checked_pass.SharedPass(ctx, places or Places())
+    run = shared.run
     return hessian_check._agree_together(hessian_check._Swept(ctx, run, directions), shared.as_it_runs(run), directions)
 
 
@@ -345,7 +345,7 @@ def test_one_direction_of_all_parameters_shows_what_was_misread(share: float, ag
     tiny = _built("branched", Branched(share), (1, 3, 3), 3, ("conv", "mid", "last"), chain=False)
     ctx = Context(tiny.problem())
     directions = {
-        name: checked_pass.gaussian(ctx.params[name], ctx.generator("test")) for name in ctx.problem.trainable
+        name: checked_pass.random_direction(ctx.params[name], ctx.generator("test")) for name in ctx.problem.trainable
     }
     assert together(ctx, directions, None) == agrees
     places = ctx.cached(find_curved_places)

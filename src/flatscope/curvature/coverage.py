@@ -122,7 +122,8 @@ def not_covered_by_columns(ctx: Context, at_curved: bool = False, lookups: bool 
         at_curved: whether the sweep also has columns at curved operations.
         lookups: whether it gives tables in which rows are looked up.
     """
-    shared = SharedPass(ctx)
+    places = ctx.structural(find_curved_places) if at_curved else None
+    shared = SharedPass(ctx, places or NO_PLACES)
     refuse_wrong_second_derivative(ctx, shared)
     found = ctx.structural(coverage_by_layer_uses)
     not_covered = NotCovered() if at_curved else NotCovered(found.curved)
@@ -130,8 +131,7 @@ def not_covered_by_columns(ctx: Context, at_curved: bool = False, lookups: bool 
         if times > 1:
             not_covered.note(name, f"{name} is used {times} times")
     not_covered = not_covered_by_record(ctx, lookups) | not_covered
-    places = ctx.structural(find_curved_places) if at_curved else NO_PLACES
-    return (not_covered | not_covered_by_numbers(shared, not_covered, places)).among(ctx.problem.trainable)
+    return (not_covered | not_covered_by_numbers(shared, not_covered)).among(ctx.problem.trainable)
 
 
 def recorded_forward(

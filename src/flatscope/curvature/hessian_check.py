@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from flatscope.context import Context
-from flatscope.curvature.checked_pass import CheckedPass, SharedPass, gaussian
-from flatscope.curvature.curved_operations import NO_PLACES, CurvedColumns, Places
+from flatscope.curvature.checked_pass import CheckedPass, SharedPass, random_direction
+from flatscope.curvature.curved_operations import CurvedColumns
 from flatscope.curvature.lookups import looked_up
 from flatscope.curvature.output_hessian import output_root
 from flatscope.curvature.patches import input_matrix, normalised, output_matrix, weighted_inputs
@@ -29,22 +29,21 @@ ROUNDING = 1e-13
 NOTHING = 1e-6  # of the parameter that moves the outputs most: what moves them less counts less, as it may be rounding
 
 
-def not_covered_by_numbers(shared: SharedPass, known: Collection[str], places: Places | None) -> NotCovered:
+def not_covered_by_numbers(shared: SharedPass, known: Collection[str]) -> NotCovered:
     """Parameters whose true second derivative is another than what the sweep reads.
 
     Args:
         shared: a pass of the network, which this check may share with others.
         known: parameters that the sweep is known not to cover.
-        places: curved operations at which it has columns too.
     """
     ctx = shared.ctx
     names = [name for name in ctx.problem.trainable if name not in known]
     if not names:
         return NotCovered()
     generator = ctx.generator("probe of the exact sweep")
-    # Gaussian and not signs: a bias direction of equal signs is in the null space of the softmax Hessian.
-    directions = {name: gaussian(ctx.params[name], generator) for name in names}
-    run = shared.of(places or NO_PLACES)
+    # Not signs: a bias direction of equal signs is in the null space of the softmax Hessian.
+    directions = {name: random_direction(ctx.params[name], generator) for name in names}
+    run = shared.run
     swept, true = _Swept(ctx, run, directions), shared.as_it_runs(run)
     if _agree_together(swept, true, directions):
         return NotCovered()

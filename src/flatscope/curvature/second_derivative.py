@@ -1,12 +1,13 @@
 """A check that autograd's second derivative is that of the function: differences of the gradient must agree with it.
 
 A backward that is marked `once_differentiable`, that uses a detached value or that is solved in a hook gives the right
-gradient; the derivative of that gradient then lacks terms, and autograd says nothing. One Hessian product is compared
-with differences of the gradient, for every parameter by itself. Where a step crosses a kink (a ReLU that switches,
-another largest entry) the differences count the jump: they are believed only where steps of two sizes in both
-directions agree. What a network takes for a constant (detached values, straight-through estimators, statistics of
-weights under no_grad, the word of padding in a table) stays as it was at the weights themselves, for the differences as
-for the product.
+gradient; the derivative of that gradient then lacks terms, and autograd says nothing. Where a pass has anything in it
+that could be such a thing (`trusted_operations`), one Hessian product is compared with differences of the gradient, for
+every parameter by itself. Where a step crosses a kink (a ReLU that switches, another largest entry) the differences
+count the jump: they are believed where they agree with the product, or where steps of two sizes in both directions
+agree. What a network takes for a constant (detached values, straight-through estimators, statistics of weights under
+no_grad, the word of padding in a table) stays as it was at the weights themselves, for the differences as for the
+product.
 """
 
 from __future__ import annotations
@@ -30,12 +31,10 @@ from flatscope.curvature.checked_pass import (
     telling_samples,
 )
 from flatscope.curvature.convolutions import FastConvolutions
-from flatscope.curvature.detached_values import DetachedValues
+from flatscope.curvature.trusted_operations import Doubts
 from flatscope.errors import NotApplicable, missing_derivative
 from flatscope.formatting import first_of_names
 from flatscope.isolation import own_settings
-from flatscope.network.interception import Operation, OperationRule
-from flatscope.network.passes import graph_nodes
 from flatscope.params import Params
 from flatscope.samples import Batch
 
@@ -129,6 +128,8 @@ def look_at_second_derivative(ctx: Context, shared: SharedPass | None = None) ->
         shared: a pass at the same weights, which this check may share with others.
     """
     found, left = SecondDerivative(), set(ctx.problem.trainable)
+    if not _has_doubts(ctx, shared):
+        return SecondDerivative(checked=True)
     suspects: dict[str, None] = {}
     try:
         for attempt in range(ATTEMPTS):
@@ -146,6 +147,28 @@ def look_at_second_derivative(ctx: Context, shared: SharedPass | None = None) ->
             raise
     found.suspects = tuple(suspects)
     return found
+
+
+def _has_doubts(ctx: Context, shared: SharedPass | None = None) -> bool:
+    """True unless a pass shows that nothing but operations of torch with right second derivatives are in it.
+
+    Where samples decide what is computed, a few do not show all of it; on other devices kernels are others.
+    """
+    if ctx.problem.samples_decide or ctx.problem.device.type not in ("cpu", "cuda"):
+        return True
+    try:
+        return bool(_doubts_of_first_samples(ctx) if shared is None else shared.run.doubts)
+    except RuntimeError:  # what it is, the comparison says
+        return True
+
+
+def _doubts_of_first_samples(ctx: Context) -> Doubts:
+    """Doubts that a forward pass of two samples leaves, as it runs."""
+    doubts, (inputs, targets) = Doubts(), next(iter(ctx.batches(size=2)))
+    with torch.enable_grad():
+        outputs = ctx.forward(inputs, {**ctx.params, **ctx.leaves()}, [doubts.follow])
+        doubts.look_through(loss_of(ctx, outputs, targets, [doubts.follow]))
+    return doubts
 
 
 def _in_either_precision(ctx: Context, work: Callable[[Precision], T]) -> T:
@@ -180,27 +203,27 @@ class _Comparison:
     def judged(self, precision: Precision) -> tuple[set[str], dict[str, float]]:
         """Parameters that could be compared, and those of them whose product is wrong, with how far off it is.
 
-        In float64 one step to each side tells enough: of two sizes, so that no kink is as far away on both. What then
-        looks wrong is looked at once more with both steps to both sides.
+        In float64 one step tells enough where it agrees with the product. What does not is looked at with steps to
+        both sides: of two sizes, so that no kink is as far away on both; and what then looks wrong with both to both.
         """
-        constants = DetachedValues()
-        run = self._twice_differentiable(precision, constants)
-        _note_custom_functions(run.loss, self.suspects)
+        run = self._twice_differentiable(precision)
+        self.suspects.update(run.doubts.suspects)
         direction = _direction(self.ctx, precision.dtype, self.attempt)
         products = self._products(run, direction)
-        differences = _Differences(self.ctx, self.batch, run, direction, constants)
+        differences = _Differences(self.ctx, self.batch, run, direction)
         large, small = precision.steps[self.attempt]
         if precision is DOUBLE:
+            if _all_agree(differences.at(large), products, precision.tolerance):
+                return set(products), {}
             compared, wrong = self._verdict(differences.along((large, -small)), products, precision)
             if not wrong:
                 return compared, wrong
         return self._verdict(differences.along((large, -large, small, -small)), products, precision)
 
-    def _twice_differentiable(self, precision: Precision, constants: DetachedValues) -> CheckedPass:
-        rules: list[OperationRule] = [partial(_noting_hooks, self.suspects), constants.recorded()]
+    def _twice_differentiable(self, precision: Precision) -> CheckedPass:
         if self.shared is not None and precision is DOUBLE:
-            return self.shared.of(rules=rules, in_loss=constants.follow)
-        return checked_pass(self.ctx, self.batch, precision.dtype, None, rules, constants.follow)
+            return self.shared.run
+        return checked_pass(self.ctx, self.batch, precision.dtype, None)
 
     def _products(self, run: CheckedPass, direction: Params) -> Params:
         alive = {name: part for name, part in run.gradients.items() if part.requires_grad}
@@ -228,6 +251,14 @@ class _Comparison:
         return compared, wrong
 
 
+def _all_agree(differences: Params, products: Params, tolerance: float) -> bool:
+    """True where no product is more than this share of its length off."""
+    lengths = {name: float(part.norm()) for name, part in products.items()}
+    least = ROUNDING * max(lengths.values(), default=0.0)
+    gaps = {name: float((part - differences[name]).norm()) for name, part in products.items()}
+    return all(gap <= tolerance * lengths[name] + least for name, gap in gaps.items())
+
+
 class Sides(NamedTuple):
     """Differences of one parameter's gradient to both sides: all of them, and the mean of the last two."""
 
@@ -243,19 +274,15 @@ class _Differences:
         batch: some samples.
         run: the pass at the weights themselves.
         direction: in which they move.
-        constants: what that pass took for constants.
     """
 
-    def __init__(
-        self, ctx: Context, batch: Batch, run: CheckedPass, direction: Params, constants: DetachedValues
-    ) -> None:
+    def __init__(self, ctx: Context, batch: Batch, run: CheckedPass, direction: Params) -> None:
         self._ctx, self._batch, self._run, self._direction = ctx, batch, run, direction
-        self._constants = constants
         self._known: dict[float, Params] = {}
 
     def along(self, steps: Sequence[float]) -> dict[str, Sides]:
         """By parameter, for these steps; the mean of the last two is that of steps of the same length to both sides."""
-        parts = [self._difference(step) for step in steps]
+        parts = [self.at(step) for step in steps]
         before, last = steps[-2], steps[-1]
         weight = abs(before) / (abs(before) + abs(last))
         return {
@@ -263,7 +290,8 @@ class _Differences:
             for name in self._run.gradients
         }
 
-    def _difference(self, step: float) -> Params:
+    def at(self, step: float) -> Params:
+        """By parameter, for one step."""
         if step not in self._known:
             there = self._gradient(step)
             here = self._run.gradients
@@ -276,10 +304,11 @@ class _Differences:
         inputs, params, buffers = in_precision(self._ctx, self._batch[0], dtype)
         moved = {name: leaf.detach() + step * self._direction[name] for name, leaf in self._run.leaves.items()}
         leaves = {name: value.requires_grad_() for name, value in moved.items()}
-        rule = self._constants.held()
+        held = self._run.constants.held()
+        rules = [held] if held else []
         with torch.enable_grad(), FastConvolutions():
-            outputs = self._ctx.problem.forward(inputs, {**params, **leaves}, buffers, [rule] if rule else [])
-            loss = loss_of(self._ctx, outputs, self._run.targets, rule)
+            outputs = self._ctx.problem.forward(inputs, {**params, **leaves}, buffers, rules)
+            loss = loss_of(self._ctx, outputs, self._run.targets, rules)
             if not loss.requires_grad:
                 return {name: torch.zeros_like(leaf) for name, leaf in leaves.items()}
             found = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
@@ -309,22 +338,23 @@ def _other_samples(ctx: Context, attempt: int) -> Batch:
 
 def _look_at_jacobian_products(ctx: Context) -> tuple[float, tuple[str, ...]]:
     """Gap between ⟨Jv, u⟩ by two backward passes and ⟨v, Jᵀu⟩ by one, 0 where it is rounding; and the suspects."""
-    suspects: dict[str, None] = {}
-    found = _in_either_precision(ctx, partial(_jacobian_gap, ctx, telling_samples(ctx).batch, suspects))
-    return found, tuple(suspects)
+    if not _has_doubts(ctx):
+        return 0.0, ()
+    doubts = Doubts()
+    found = _in_either_precision(ctx, partial(_jacobian_gap, ctx, telling_samples(ctx).batch, doubts))
+    return found, tuple(doubts.suspects)
 
 
-def _jacobian_gap(ctx: Context, batch: Batch, suspects: dict[str, None], precision: Precision) -> float:
+def _jacobian_gap(ctx: Context, batch: Batch, doubts: Doubts, precision: Precision) -> float:
     inputs, params, buffers = in_precision(ctx, batch[0], precision.dtype)
     leaves = {name: params[name].detach().requires_grad_() for name in ctx.problem.trainable}
     tensors, largest = list(leaves.values()), 0.0
     generator = ctx.generator("check of products with the Jacobian")
     with torch.enable_grad(), FastConvolutions():
-        rules = [partial(_noting_hooks, suspects)]
-        outputs = ctx.problem.forward(inputs, {**params, **leaves}, buffers, rules)
+        outputs = ctx.problem.forward(inputs, {**params, **leaves}, buffers, [doubts.follow])
         if not outputs.requires_grad:
             return 0.0
-        _note_custom_functions(outputs, suspects)
+        doubts.look_through(outputs)
         zero = torch.zeros_like(outputs, requires_grad=True)
         pulled = torch.autograd.grad(outputs, tensors, zero, create_graph=True, materialize_grads=True)
         alive = [i for i, part in enumerate(pulled) if part.requires_grad]
@@ -346,21 +376,6 @@ def _known(ctx: Context, look: Callable[..., Any], *shared: Any) -> Any:
     """Findings of a look at the problem's own weights, made once for all weights that the network may have."""
     with own_settings():
         return ctx.problem.facts.once(look, Context(ctx.problem), *shared)
-
-
-def _noting_hooks(suspects: dict[str, None], op: Operation) -> Any:
-    """Run one operation; hooks on gradients are noted, by the module whose forward sets them."""
-    if op.name == "register_hook":
-        suspects[f"a hook on a gradient{f' in {op.module}' if op.module else ''}"] = None
-    return op.run()
-
-
-def _note_custom_functions(tensor: Tensor, suspects: dict[str, None]) -> None:
-    """Note the user's autograd functions in the graph of a tensor."""
-    for node in graph_nodes([tensor.grad_fn]):
-        made_by: Any = getattr(type(node), "_forward_cls", None)  # the class with forward and backward
-        if made_by is not None and not made_by.__module__.startswith("flatscope."):
-            suspects[f"the autograd function {made_by.__name__}"] = None
 
 
 def _place(suspects: tuple[str, ...]) -> str:
