@@ -84,7 +84,7 @@ class Rounded(Result):
     def headline_lines(self) -> list[str]:
         """Rise of the loss by the rounding, on the samples of the problem and on test samples."""
         lines = [
-            f"Rounded together the layers raise the loss by {_rise_in_words(self.rise)}, "
+            f"Rounded together the layers raise the loss by {self.rise.words}, "
             f"to {readable_number(self.loss)}; "
             f"one by one their rises add up to {readable_number(self.sum_of_rises, 3)}."
         ]
@@ -95,12 +95,10 @@ class Rounded(Result):
             )
             lines.append(f"Difference between the joint rise and the sum: {readable_number(joint - apart, 2)}{share}.")
         if not math.isnan(self.error_change.value):
-            lines.append(f"Change of the error: {_rise_in_words(self.error_change)}.")
+            lines.append(f"Change of the error: {self.error_change.words}.")
         if not math.isnan(self.test_rise.value):
-            errors = (
-                "" if math.isnan(self.test_error_change.value) else f", error {_rise_in_words(self.test_error_change)}"
-            )
-            lines.append(f"On the test samples: loss {_rise_in_words(self.test_rise)}{errors}.")
+            errors = "" if math.isnan(self.test_error_change.value) else f", error {self.test_error_change.words}"
+            lines.append(f"On the test samples: loss {self.test_rise.words}{errors}.")
         return lines
 
     def __repr__(self) -> str:
@@ -130,10 +128,6 @@ class Rounded(Result):
         # Names of one tensor each get a copy: the format has no ties.
         tensors = {name: value.detach().cpu().clone().contiguous() for name, value in self.state_dict().items()}
         return tensor_bytes(tensors, head)
-
-
-def _rise_in_words(rise: Uncertain) -> str:
-    return f"{readable_number(rise.value, 3)} ± {readable_number(rise.stderr, 2)}"
 
 
 def apply_allocation(

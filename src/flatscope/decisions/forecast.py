@@ -107,10 +107,10 @@ class Forecast(DrawnResult):
     def headline_lines(self) -> list[str]:
         """Change of the loss, the layers that cause it, and whether the prediction was right."""
         measured, predicted = self.measured, self.predicted
-        prediction = "not predicted" if math.isnan(predicted.value) else f"predicted {_change_in_words(predicted)}"
-        lines = [f"The new weights change this loss by {_change_in_words(measured)}; {prediction}."]
+        prediction = "not predicted" if math.isnan(predicted.value) else f"predicted {predicted.words}"
+        lines = [f"The new weights change this loss by {measured.words}; {prediction}."]
         if not math.isnan(self.error_change.value):
-            lines.append(f"Change of the error: {_change_in_words(self.error_change)}.")
+            lines.append(f"Change of the error: {self.error_change.words}.")
         shares = self._frame[self._frame["layer"] != ALL].sort_values("predicted", ascending=False)
         if len(shares) > 1 and shares["predicted"].notna().all():
             parts = [
@@ -168,10 +168,6 @@ class Forecast(DrawnResult):
     def _arrays(self) -> dict[str, Any]:
         kinds = {"object": str}
         return {str(n): c.to_numpy(dtype=kinds.get(COLUMNS[str(n)], COLUMNS[str(n)])) for n, c in self._frame.items()}
-
-
-def _change_in_words(change: Uncertain) -> str:
-    return f"{readable_number(change.value, 3)} ± {readable_number(change.stderr, 2)}"
 
 
 def forecast(

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from flatscope.formatting import readable_number
 from flatscope.ranks import Ranks
 from flatscope.sampling import student_stderrs
 
@@ -18,6 +19,11 @@ class Uncertain(NamedTuple):
 
     value: float
     stderr: float = math.nan
+
+    @property
+    def words(self) -> str:
+        """The number with its error."""
+        return f"{readable_number(self.value, 3)} ± {readable_number(self.stderr, 2)}"
 
 
 NOTHING = Uncertain(math.nan)
