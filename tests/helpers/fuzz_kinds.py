@@ -224,10 +224,10 @@ def _plans(folder: Path) -> None:
 
 def _planned(folder: Path) -> str:
     store = Store(folder)
-    for problem in store.damaged_plans().values():
+    for problem in store.damaged_sweeps().values():
         raise problem
     # a name is the file's own: another name is another plan, and of this one there is none
-    return repr({name: plan for name, plan in store.plans().items() if name == "rates"})
+    return repr({name: plan for name, plan in store.sweeps().items() if name == "rates"})
 
 
 PLAN = {"name": "rates", "work": "a:b", "base": {"model": {"name": "mlp"}}, "grid": {"train.lr": [0.05, 0.1]}}

@@ -41,13 +41,13 @@ def show_sweep_status(store: str) -> None:
     failures = kept.failures()
     for key, error in failures.items():
         show_note(f"{key[:8]} failed: {error.splitlines()[0]}")
-    damaged, plans = kept.damaged(), kept.damaged_plans()
+    damaged, damaged_sweeps = kept.damaged(), kept.damaged_sweeps()
     if damaged:
         count = numbered(len(damaged), "trial")
         show_note(f"{count} damaged ({first_of_names([key[:8] for key in damaged], 3)}): run the sweep again")
-    for problem in plans.values():
+    for problem in damaged_sweeps.values():
         show_note(str(problem))
-    if failures or damaged or plans:
+    if failures or damaged or damaged_sweeps:
         raise typer.Exit(code=1)
 
 
@@ -55,12 +55,12 @@ def sweep_status_rows(kept: Store) -> tuple[list[str], list[list[str]]]:
     """Header and rows: of every sweep how many trials are done, running, failed and waiting."""
     running, failures = kept.running(), kept.failures()
     rows = []
-    for plan in _stored_sweeps(kept).values():
-        keys = {kept.key(config): config in kept for config in plan.configs()}
+    for sweep in _stored_sweeps(kept).values():
+        keys = {kept.key(config): config in kept for config in sweep.configs()}
         left = {key for key, done in keys.items() if not done}
         failed, busy = left & failures.keys() - running, left & running
         counts = [len(keys), len(keys) - len(left), len(busy), len(failed), len(left - busy - failed)]
-        rows.append([plan.name, *map(str, counts)])
+        rows.append([sweep.name, *map(str, counts)])
     return ["sweep", "trials", "done", "running", "failed", "waiting"], rows
 
 
@@ -89,8 +89,8 @@ def _run_and_show_sweep(sweep: Sweep, store: Store, given: EngineOptions) -> Non
 
 
 def _note_changed_sweep_file(sweep: Sweep, store: Store) -> None:
-    """A file that was changed under the same name replaces the plan; trials that are no longer in it stay stored."""
-    known = store.plans().get(sweep.name)
+    """A file that was changed under the same name replaces the sweep; trials that are no longer in it stay stored."""
+    known = store.sweeps().get(sweep.name)
     before = {store.key(config) for config in Sweep.from_dict(known).configs()} if known else set()
     dropped = before - {store.key(config) for config in sweep.configs()}
     if dropped:
@@ -100,23 +100,23 @@ def _note_changed_sweep_file(sweep: Sweep, store: Store) -> None:
 
 
 def _stored_sweeps(store: Store) -> dict[str, Sweep]:
-    plans = {name: Sweep.from_dict(plan, f"plan {name}") for name, plan in store.plans().items()}
-    if not plans:
-        for problem in store.damaged_plans().values():
+    sweeps = {name: Sweep.from_dict(settings, f"sweep {name}") for name, settings in store.sweeps().items()}
+    if not sweeps:
+        for problem in store.damaged_sweeps().values():
             raise problem
         fix = "Run one: flatscope sweep run FILE.toml --store DIR"
         raise InputError("a store with a sweep", "none there", where=f"store {store.root}", fix=fix)
-    return plans
+    return sweeps
 
 
 def _stored_sweep(store: Store, name: str | None) -> Sweep:
-    plans, damaged = _stored_sweeps(store), store.damaged_plans()
+    sweeps, damaged = _stored_sweeps(store), store.damaged_sweeps()
     if name in damaged:
         raise damaged[name]
-    if name is None and len(plans) + len(damaged) > 1:
+    if name is None and len(sweeps) + len(damaged) > 1:
         raise InputError(
-            "the name of one of its sweeps", ", ".join((*plans, *damaged)), f"store {store.root}", "Give --name"
+            "the name of one of its sweeps", ", ".join((*sweeps, *damaged)), f"store {store.root}", "Give --name"
         )
-    chosen = name if name is not None else next(iter(plans))
-    refuse_unknown(chosen, plans, "sweep")
-    return plans[chosen]
+    chosen = name if name is not None else next(iter(sweeps))
+    refuse_unknown(chosen, sweeps, "sweep")
+    return sweeps[chosen]

@@ -75,7 +75,7 @@ def moment_of_run(place: str) -> Moment:
     if histories := _population_histories(folder / "checkpoint"):
         return _moment_of_histories(histories, over=(folder / "frame.parquet").is_file())
     store = Store(place)
-    if not store.plans() and not store.damaged_plans():
+    if not store.sweeps() and not store.damaged_sweeps():
         fix = "Name the --out of flatscope train, or the --store of flatscope sweep"
         raise InputError("a training or a sweep", "neither", where=place, fix=fix)
     header, rows = sweep_status_rows(store)

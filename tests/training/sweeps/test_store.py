@@ -290,9 +290,9 @@ def test_failures_and_plans_are_kept(store: Store) -> None:
     assert store.failures() == {store.key(CONFIG): "ValueError: no"}
     store.write(CONFIG, {"loss": 1.0})
     assert store.failures() == {}
-    assert store.plans() == {}
+    assert store.sweeps() == {}
     store.remember("rates", {"grid": {"lr": [1, math.inf]}})
-    assert store.plans() == {"rates": {"grid": {"lr": [1, math.inf]}}}
+    assert store.sweeps() == {"rates": {"grid": {"lr": [1, math.inf]}}}
     with pytest.raises(InputError, match="plain name"):
         store.remember("../up", {})
 

@@ -36,7 +36,7 @@ from flatscope.training.sweeps.trial_files import CONFIG_FILE, PARTIAL, DamagedT
 from flatscope.training.sweeps.trial_moves import DROPPED, Joined, drop_file_of_trial, join_stores
 from flatscope.version import __version__
 
-CLAIMS, FAILED, PLANS, UNFINISHED = ".claims", ".failed", ".plans", ".unfinished"
+CLAIMS, FAILED, SWEEPS, UNFINISHED = ".claims", ".failed", ".plans", ".unfinished"
 KEYS_ENDING = ".keys"  # of the list of trials beside their checkpoints
 LEASE_SECONDS = 60.0
 DO_AGAIN = "Run the sweep again: damaged trials are done anew"
@@ -102,7 +102,7 @@ class Store:
             raise InputError("a folder or an address that fsspec knows", str(error), f"store {root}", fix) from error
         self._path = str(path).rstrip("/")
         self._trials = TrialFiles(self._fs, self._path)
-        for folder in (PARTIAL, FAILED, PLANS, UNFINISHED):
+        for folder in (PARTIAL, FAILED, SWEEPS, UNFINISHED):
             self._trials.place(folder)
         self._leases = Leases(self._fs, self._trials.place(CLAIMS))
         self.root = self._path if self._trials.renames else os.fspath(root)
@@ -300,21 +300,21 @@ class Store:
             for key, entry in self._records(FAILED)
         }
 
-    def remember(self, name: str, plan: Mapping[str, Any]) -> None:
-        """Keep the plan of a sweep, so that it can be resumed from the store alone."""
+    def remember(self, name: str, sweep: Mapping[str, Any]) -> None:
+        """Keep a sweep, so that it can be resumed from the store alone."""
         if not PLAIN_NAME.fullmatch(name):
             raise InputError("a plain name for a sweep", repr(name), where="sweep")
-        kept = plain_value(plan, f"plan {name}")
-        if self.plans().get(name) != kept:  # a disk that can only be read may have all that there is to do
-            self._put_record(PLANS, name, kept)
+        kept = plain_value(sweep, f"sweep {name}")
+        if self.sweeps().get(name) != kept:  # a disk that can only be read may have all that there is to do
+            self._put_record(SWEEPS, name, kept)
 
-    def plans(self) -> dict[str, dict[str, Any]]:
-        """The plans kept here, by name."""
-        return {name: entry for name, entry in self._records(PLANS) if isinstance(entry, dict)}
+    def sweeps(self) -> dict[str, dict[str, Any]]:
+        """The sweeps kept here, by name."""
+        return {name: entry for name, entry in self._records(SWEEPS) if isinstance(entry, dict)}
 
-    def damaged_plans(self) -> dict[str, InputError]:
-        """Damage of the other plans, by name."""
-        return {name: entry for name, entry in self._records(PLANS) if isinstance(entry, InputError)}
+    def damaged_sweeps(self) -> dict[str, InputError]:
+        """Damage of the other sweeps, by name."""
+        return {name: entry for name, entry in self._records(SWEEPS) if isinstance(entry, InputError)}
 
     def _put_record(self, folder: str, name: str, entry: Mapping[str, Any]) -> None:
         path, payload = f"{self._path}/{folder}/{name}.json", json_bytes(to_json(entry, indent=1))
@@ -335,7 +335,7 @@ class Store:
             raise InputError("a folder", problem.strerror or str(problem), where, "Remove it") from None
         for name in (path.rpartition("/")[2] for path in paths if path.endswith(".json")):
             with contextlib.suppress(FileNotFoundError):  # gone meanwhile
-                yield name.removesuffix(".json"), self._record(f"{folder}/{name}", sealed_only=folder == PLANS)
+                yield name.removesuffix(".json"), self._record(f"{folder}/{name}", sealed_only=folder == SWEEPS)
 
     def _record(self, name: str, *, sealed_only: bool) -> dict[str, Any] | InputError:
         try:
