@@ -390,6 +390,9 @@ for _samples in (1000, 4000, 16000):
 for _length in (64, 256, 1024):
     _maker = _case(gpt2_case, 16, _length, small=True)
     ROWS[f"length-{_length}"] = measuring(_maker, TRACES, "growth", batch=4, precision=0.02, curvature="gauss_newton")
+for _words in (1000, 7000, 50_000):
+    _maker = _case(gpt2_case, 16, 256, small=True, vocabulary=_words)
+    ROWS[f"words-{_words}"] = measuring(_maker, TRACES, "growth", batch=4, precision=0.02, curvature="gauss_newton")
 
 
 def run_row(name: str, settings: Settings, emit: Callable[[Stage], None]) -> None:

@@ -147,11 +147,11 @@ def _train(case: Case, loss: float = 1.5, epochs: int = 150, batch: int = 64) ->
     case.model.zero_grad()
 
 
-def gpt2_case(n: int, length: int, device: str, tiny: bool, small: bool = False) -> Case:
-    """GPT-2 (124 M), or one of 3 M with 1,000 tokens in its vocabulary; each token's target is the next one."""
+def gpt2_case(n: int, length: int, device: str, tiny: bool, small: bool = False, vocabulary: int = 1000) -> Case:
+    """GPT-2 (124 M), or one of 3 M beside its vocabulary of so many tokens; each token's target is the next one."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    shape = {"n_embd": 256, "n_layer": 4, "n_head": 4, "vocab_size": 1000} if small else {}
+    shape = {"n_embd": 256, "n_layer": 4, "n_head": 4, "vocab_size": vocabulary} if small else {}
     if tiny:
         shape = {"n_embd": 16, "n_layer": 2, "n_head": 2, "vocab_size": 50}
         n, length = min(n, 4), min(length, 16)

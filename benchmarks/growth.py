@@ -20,6 +20,7 @@ AXES = {
     "parameters": "parameters, × 2.8 million\nResNet-18, 1,000 images",
     "samples": "images\nResNet-18, 10 classes",
     "length": "tokens of a text\nGPT of 3.7 million parameters, 16 texts",
+    "words": "words of a vocabulary\nGPT, 16 texts of 256 words",
 }
 FIELDS = ("seconds", "above_start_gib", "limit_s", "largest_relative_error", "passes")
 
@@ -37,8 +38,9 @@ def read(path: Path) -> dict[str, dict[str, object]]:
 
 def draw(rows: dict[str, dict[str, float]], path: Path) -> None:
     """Two rows of panels: seconds above, memory below."""
-    figure, panels = plt.subplots(2, len(AXES), figsize=(13, 5), sharex="col", sharey="row", layout="constrained")
-    for column, (kind, label) in enumerate(AXES.items()):
+    drawn = {kind: label for kind, label in AXES.items() if any(name.startswith(f"{kind}-") for name in rows)}
+    figure, panels = plt.subplots(2, len(drawn), figsize=(13, 5), sharex="col", sharey="row", layout="constrained")
+    for column, (kind, label) in enumerate(drawn.items()):
         sizes = sorted(int(name.partition("-")[2]) for name in rows if name.startswith(f"{kind}-"))
         chosen = [rows[f"{kind}-{size}"] for size in sizes]
         for panel, field in zip(panels[:, column], ("seconds", "above_start_gib"), strict=True):
