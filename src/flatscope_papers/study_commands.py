@@ -177,7 +177,7 @@ def show(
     results: Results = None,
     scale: Annotated[str | None, typer.Option(help="Which of the saved results; the largest by default.")] = None,
 ) -> None:
-    """What holds of the papers, or of one; claims and verdicts of a study, or what it would do."""
+    """Show what holds of the papers or of one; claims and verdicts of a study, or what it would do."""
     from flatscope_papers.declaration import check_scale
     from flatscope_papers.reproduction import load_results, result_at_largest_scale, results_by_scale
     from flatscope_papers.study_registry import find_study

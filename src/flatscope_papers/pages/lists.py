@@ -73,7 +73,7 @@ def costs_page(results: Results) -> str:
 
 
 def _studies_waiting_for_gpu(results: Results) -> list[str]:
-    """What a GPU has still to decide, and what it takes."""
+    """Studies that a GPU has still to decide, and what they take."""
     counted = [entry for entry in claim_entries(results) if entry.finding.counts]
     rows = []
     for name, declared in studies().items():

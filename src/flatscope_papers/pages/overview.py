@@ -194,7 +194,7 @@ def _contradicted_claims_without_headline(own: Iterable[Entry]) -> list[Entry]:
 
 
 def _shown_of_all(part: str, shown: Sequence[Entry], own: Sequence[Entry]) -> str:
-    """How many claims are shown of all with these verdicts; of several verdicts one by one."""
+    """Number of claims that are shown of all with these verdicts; of several verdicts one by one."""
     every = Counter(entry.finding.verdict for entry in own if entry.finding.counts)
     seen = Counter(entry.finding.verdict for entry in shown)
     if len(PARTS[part]) == 1:
