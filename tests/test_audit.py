@@ -427,3 +427,13 @@ def test_a_measure_that_fails_is_named_with_the_reason() -> None:
         both = fs.audit(mlp().problem(), ["failing", "margin"], trials=1).headline
     assert said in both
     assert "Unchanged, so fit to compare networks: margin." in both
+
+
+def test_weights_that_are_computed_are_rescaled_as_they_act() -> None:
+    """Of weight_norm it said that nothing can be rescaled."""
+    torch.manual_seed(0)
+    first = nn.utils.parametrizations.weight_norm(nn.Linear(4, 5))
+    model, x, y = nn.Sequential(first, nn.ReLU(), nn.Linear(5, 3)), torch.randn(9, 4), torch.arange(9) % 3
+    found = fs.audit(fs.Problem(model, train=(x, y)), ["rho_sum", "hessian_trace"], by="unit", trials=1)
+    assert [found.verdict(name, "unit_scaling") for name in ("rho_sum", "hessian_trace")] == ["invariant", "moved"]
+    assert set(found.to_frame()["reason"]) == {"by the weights as they act, where they are computed from others"}

@@ -20,6 +20,7 @@ from flatscope.errors import InputError, NotApplicable, refuse_unknown, refuse_u
 from flatscope.isolation import own_settings
 from flatscope.measuring import Options, measure
 from flatscope.network.interception import refuse_if_different
+from flatscope.network.normal_form import only_rearranges
 from flatscope.network.passes import digits_of
 from flatscope.network.units import Graph
 from flatscope.problem import Problem
@@ -35,6 +36,7 @@ from flatscope.version import __version__
 # Relative change of an exact value that counts as rounding: sums over samples and layers lose some of the 16 (7)
 # digits, and a rescaling by up to 25 some more.
 ROUNDING = {torch.float64: 1e-6, torch.float32: 1e-2}
+AS_THEY_ACT = "by the weights as they act, where they are computed from others"
 _ALWAYS_FIXED = ("network output", "read by no layer")
 
 
@@ -53,6 +55,7 @@ def audit(
     """Rewrite the network's weights without changing its function, and measure again.
 
     BatchNorm is folded first, and the first point is the folded network (for `by="batchnorm"`: the network as it is).
+    Weights that are computed (`weight_norm`, masks, products by `einsum`) are parameters of their own at every point.
     Everything is computed in float64, so that rounding does not pass for a change.
 
     Args:
@@ -114,6 +117,8 @@ def audit(
                 rows += [_untested_row(entry, way, str(wall)) for entry in chosen]
                 walled.append(WAYS[way])
                 continue
+            if form == "plain" and not only_rearranges(base.model):
+                remark = "; ".join(filter(None, (remark, AS_THEY_ACT)))
             rows += [_audit_row(entry, way, before, after, digits_of(base.model), remark) for entry in chosen]
     rows.sort(key=lambda row: wanted.index(row["measure"]))
     drawn = {"trials": trials, "seed": seed, "low": low, "high": high, "n_train": problem.n_train}
@@ -125,7 +130,7 @@ def _rewritten_form(given: Problem, way: str) -> str:
     """Form of the network that is rewritten: "folded", without BatchNorm; "plain"; or "given"."""
     if way != "batchnorm" and has_batchnorm(given.model):
         return "folded"
-    return "plain" if way in INNER and given.plain is not given else "given"
+    return "plain" if way != "batchnorm" and given.plain is not given else "given"
 
 
 def _equivalent_problems(
