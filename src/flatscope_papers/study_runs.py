@@ -72,12 +72,10 @@ def study(
     """
     check_scale(scale)
     declared = find_study(name)
-    place = usable_device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    kept = store if isinstance(store, Store) else _writable_store(store or default_store())
+    place = usable_device(device or _default_device())
+    kept = _as_writable_store(store)
     begun = time.perf_counter()
-    alone_on_gpu = place.type == "cuda" and torch.cuda.device_count() == 1
-    if workers is None and engine == "local" and (scale == "smoke" or alone_on_gpu):
-        workers = 0
+    workers = _default_workers(scale, place) if workers is None and engine == "local" else workers
     stages = [_stage_on_device(stage, str(place)) for stage in declared.stages(scale)]
     configs = [config for stage in stages for config in stage.configs]
     tables = ReadOnlyStore(kept.root)
@@ -106,6 +104,19 @@ def study(
     if without_weights:
         provenance["weights"] = "not kept"
     return judged_study_result(declared, scale, analysis, provenance)
+
+
+def _default_device() -> str:
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _as_writable_store(store: str | os.PathLike[str] | Store | None) -> Store:
+    return store if isinstance(store, Store) else _writable_store(store or default_store())
+
+
+def _default_workers(scale: str, place: torch.device) -> int | None:
+    """0 where this process does the work: smoke trials end before a process starts, and one GPU is given to one."""
+    return 0 if scale == "smoke" or (place.type == "cuda" and torch.cuda.device_count() == 1) else None
 
 
 def _drop_weights(store: Store, finished: Iterable[Mapping[str, Any]], needed: AbstractSet[str]) -> None:
