@@ -43,6 +43,7 @@ LEVELS = (
     {"curvature", "perturbation"},
     {"ascents"},
     {"planning", "summarising", "forms", "doubts", "searching", "result_rows"},
+    {"looking"},
     {"measuring", "simplex"},
     {"audit_result"},
     {"measures"},

@@ -209,6 +209,8 @@ class Limits:
     lines_memory: MemoryShare = MemoryShare(asked=0.25, free=1 / 6, least=256 * MIB)
     # Samples, and what layers answer on them, that stay on the device from pass to pass.
     kept_data: int = GIB
+    # A table whose network is not looked at yet holds it, where its weights take up to so many bytes.
+    waiting_network: int = 64 * MIB
     # A Krylov space.
     krylov_memory: MemoryShare = MemoryShare(asked=0.25, free=1 / 16, least=GIB)
 

@@ -11,7 +11,6 @@ from dataclasses import replace
 from typing import Any
 
 from flatscope.context import Context, Effort, make_effort
-from flatscope.doubts import remark_on_detached_values, remark_on_fit
 from flatscope.errors import (
     FlatscopeError,
     InputError,
@@ -24,6 +23,7 @@ from flatscope.errors import (
 from flatscope.formatting import time_in_words
 from flatscope.forms import context_in_declared_form, refuse_missing_needs
 from flatscope.isolation import own_settings, release_traceback_tensors
+from flatscope.looking import LaterLook, minimum_facts, remark_on_network
 from flatscope.network_summary import STANDING
 from flatscope.planning import (
     Schedule,
@@ -40,7 +40,7 @@ from flatscope.problem import Problem
 from flatscope.progress import progress_bar
 from flatscope.registry import Declaration, Result, Value, declarations, select, unknown_name
 from flatscope.result_rows import Row, rows_of_result
-from flatscope.summarising import summary_of, unknown_minimum
+from flatscope.summarising import unknown_minimum
 from flatscope.table import Table
 
 Names = str | Iterable[str] | None
@@ -81,7 +81,9 @@ def measure(
         watch: called with the declaration and the rows of each one as it is done.
 
     Returns:
-        A table with a row per number. A measure that has no value here gives one row with NaN and the reason.
+        A table with a row per number. A measure that has no value here gives one row with NaN and the reason. Whether
+        this is a minimum is looked at when somebody asks (headline, metadata, printing, saving), until when the table
+        holds its problem; at once where the network is large or on a GPU, data are not tensors, or time is limited.
 
     Example:
         >>> import torch, flatscope as fs
@@ -90,7 +92,7 @@ def measure(
         8.0
     """
     with _context_for_call(problem, "measure", seed, (precision, budget, memory, curvature), context) as ctx:
-        return _run_schedule(ctx, "measure", names, options or {}, {}, watch)
+        return _run_schedule(ctx, "measure", names, options or {}, {}, watch, may_wait=context is None)
 
 
 def bounds(
@@ -132,7 +134,7 @@ def bounds(
     if not 0 < delta < 1:
         raise InputError("0 < delta < 1", str(delta), where="delta")
     with _context_for_call(problem, "bound", seed, (precision, budget, memory, curvature), context) as ctx:
-        return _run_schedule(ctx, "bound", names, options or {}, {"delta": delta}, watch)
+        return _run_schedule(ctx, "bound", names, options or {}, {"delta": delta}, watch, may_wait=False)
 
 
 def plan_of_measures(context: Context, names: str | Iterable[str] | None = None) -> Schedule:
@@ -171,7 +173,9 @@ def _context_for_call(
     yield context
 
 
-def _run_schedule(ctx: Context, kind: str, names: Names, options: Options, common: Row, watch: Watch | None) -> Table:
+def _run_schedule(
+    ctx: Context, kind: str, names: Names, options: Options, common: Row, watch: Watch | None, *, may_wait: bool
+) -> Table:
     problem = ctx.problem
     chosen = select(names, kind)
     if not chosen:
@@ -179,6 +183,7 @@ def _run_schedule(ctx: Context, kind: str, names: Names, options: Options, commo
     checked = _checked_options(ctx, kind, chosen, options, common)
     found: dict[str, list[Row]] = {}
     summary: Row = {}
+    look: LaterLook | None = None
 
     def table() -> Table:
         rows = [
@@ -186,7 +191,7 @@ def _run_schedule(ctx: Context, kind: str, names: Names, options: Options, commo
         ]
         facts = ctx.provenance(begun) | summary
         remarks = [*problem.remarks, *ctx.remarks]
-        return Table(rows, facts | ({"remarks": remarks} if remarks else {}))
+        return Table(rows, facts | ({"remarks": remarks} if remarks else {}), look)
 
     effort = ctx.effort
     with own_settings(problem.generators):
@@ -200,15 +205,16 @@ def _run_schedule(ctx: Context, kind: str, names: Names, options: Options, commo
         try:
             schedule = make_schedule(ctx, chosen)
             is_read = any(entry.falls_with_loss for entry in chosen)
+            waits = may_wait and effort.end is None and LaterLook.is_possible(ctx)
             for entry, rows in _rows_by_measure(ctx, schedule, checked, common):
                 found[entry.name] = rows
                 if watch is not None:
                     watch(entry, rows)
                 if is_read and not summary and time_to_descend(ctx, schedule, after=entry):
-                    summary |= _network_facts(ctx)
-            if is_read and not summary and (effort.end is None or time.monotonic() < effort.end):
-                summary |= _network_facts(ctx)
-            if is_read and (said := unknown_minimum(summary.get(STANDING, {}), is_late(ctx, schedule))):
+                    summary |= minimum_facts(ctx)
+            if is_read and not summary and not waits and (effort.end is None or time.monotonic() < effort.end):
+                summary |= minimum_facts(ctx)
+            if is_read and not waits and (said := unknown_minimum(summary.get(STANDING, {}), is_late(ctx, schedule))):
                 ctx.remark(said)
         except KeyboardInterrupt as stop:
             left = ", ".join(entry.name for entry in chosen if entry.name not in found)
@@ -217,8 +223,10 @@ def _run_schedule(ctx: Context, kind: str, names: Names, options: Options, commo
         finally:
             ctx.effort = effort
         advise_matrix(ctx, {name: rows[0]["seconds"] for name, rows in found.items()}, kind)
-        if kind == "measure":
-            _remark_on_network(ctx)
+        if waits:
+            look = LaterLook(ctx, is_read, [*problem.remarks, *ctx.remarks])
+        elif kind == "measure" and any(ctx.passes.values()):
+            remark_on_network(ctx, backwards=any(ctx.passes[name] for name in ctx.passes if name != "forward"))
     return table()
 
 
@@ -237,28 +245,6 @@ def _checked_options(
             fix = f"Pass {twice} to fs.{kind}s itself: it is the same for all of them"
             raise InputError("options of its own", repr(checked[name]), where=f"options of {name}", fix=fix)
     return checked
-
-
-def _remark_on_network(ctx: Context) -> None:
-    """Remark on a bad fit or a wrong gradient: one pass more is little where some of the same kind were made."""
-    if any(ctx.passes.values()):
-        with ctx.charged_to_nobody():
-            remark_on_fit(ctx)
-            if any(ctx.passes[name] for name in ctx.passes if name != "forward"):
-                remark_on_detached_values(ctx)
-
-
-def _network_facts(ctx: Context) -> Row:
-    """Losses, errors, the gradient norm and the fall down the gradient, without which no flatness can be read."""
-    with ctx.charged_to_nobody():
-        try:
-            summary = summary_of(ctx)
-        except FlatscopeError:  # outputs that are no numbers, or no time: the rows say so
-            return {}
-    if summary.on_a_slope:
-        ctx.remark(f"still on a slope ({summary.step}): curvature here describes where training stopped, not a minimum")
-    length = summary.gradient_norm
-    return {STANDING: summary.to_dict()} | ({} if math.isnan(length) else {"gradient_norm": length})
 
 
 def _rows_by_measure(

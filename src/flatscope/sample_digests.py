@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,6 +21,18 @@ def order_digest(samples: Samples) -> bytes:
         if n >= PROBED_SAMPLES:
             break
     return checksum.digest()
+
+
+def contents(samples: Samples) -> tuple[int, ...]:
+    """The sum of the bits of every tensor that is held: other numbers where one was written to."""
+    return tuple(_sum_of_bits(part.detach()) for part in samples.held)
+
+
+def _sum_of_bits(part: Tensor) -> int:
+    parts = torch.view_as_real(part) if part.is_complex() else part
+    bits = parts.contiguous().reshape(-1).view(torch.uint8)
+    words = bits.view(torch.int64) if len(bits) % 8 == 0 else bits
+    return int(words.sum()) if words.device.type != "cpu" else int(np.sum(words.numpy(), dtype=np.int64))
 
 
 def input_digests(inputs: Inputs) -> list[bytes]:

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, default_colla
 from flatscope.errors import InputError
 from flatscope.isolation import untouched_randomness
 from flatscope.sample_digests import sample_fingerprints
-from flatscope.samples import PROBED_SAMPLES, READ_SIZE, Samples, split_batch
+from flatscope.samples import PROBED_SAMPLES, READ_SIZE, Samples, split_batch, tensors_of_inputs
 
 
 def as_samples(source: Any, where: str) -> Samples:
@@ -25,7 +25,7 @@ def as_samples(source: Any, where: str) -> Samples:
     if isinstance(source, tuple | list) and len(source) == 2 and _is_one_batch(source[0], source[1]):
         x, y = source
         batch = split_batch((x, torch.tensor(y) if _are_numbers(y) else y), where)
-        return Samples(lambda: [batch], where=where)
+        return Samples(lambda: [batch], where=where, held=(*tensors_of_inputs(batch[0]), batch[1]))
     if isinstance(source, Mapping):
         return Samples(lambda: [source], where=where)
     if isinstance(source, Dataset) or _is_map_style(source):

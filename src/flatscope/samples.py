@@ -32,6 +32,7 @@ class Samples:
         generators: random generators that a pass moves on (shuffling loaders); put back after measuring.
         where: how error messages call this set.
         n: number of samples; counted by one pass when not known.
+        held: all tensors of a pass, where they are the same each time.
     """
 
     def __init__(
@@ -40,8 +41,9 @@ class Samples:
         generators: tuple[torch.Generator, ...] = (),
         where: str = "train",
         n: int | None = None,
+        held: tuple[Tensor, ...] = (),
     ) -> None:
-        self._read, self.generators, self.where = read, generators, where
+        self._read, self.generators, self.where, self.held = read, generators, where, held
         self.n = sum(len(targets) for _, targets in self.batches()) if n is None else n
         if self.n == 0:
             raise InputError("at least one sample", "none", where=where, fix="Pass data that is not empty")

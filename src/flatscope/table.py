@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import pandas as pd
@@ -48,6 +48,7 @@ class Table(Result):
     Args:
         rows: dictionaries with the columns' names, or a frame that has them.
         meta: provenance: versions, device, time, command. Kept by every file format.
+        look: gives what else belongs to it, and is called when somebody asks for any of it.
 
     Example:
         >>> import torch, flatscope as fs
@@ -60,7 +61,12 @@ class Table(Result):
     WORD = "table"
     COLUMNS = COLUMNS | BOUND_COLUMNS
 
-    def __init__(self, rows: pd.DataFrame | Iterable[Mapping[str, Any]], meta: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        rows: pd.DataFrame | Iterable[Mapping[str, Any]],
+        meta: Mapping[str, Any] | None = None,
+        look: Callable[[], Mapping[str, Any]] | None = None,
+    ) -> None:
         if isinstance(rows, pd.DataFrame):
             types = COLUMNS | BOUND_COLUMNS if "vacuous" in rows.columns else COLUMNS
             self._frame = checked_columns(rows, types, "table")
@@ -71,7 +77,24 @@ class Table(Result):
         for options in set(self._frame["options"]) - {""}:
             with reading("options as a JSON object", f"table, options {options!r:.80}"):
                 dict(json.loads(options))
-        self.meta: dict[str, Any] = plain(meta or {})
+        self._meta: dict[str, Any] = plain(meta or {})
+        self._look = look
+
+    @property
+    def meta(self) -> dict[str, Any]:
+        """Provenance, and what is known of the network, which is looked at now if it was not yet."""
+        if self._look is not None:
+            self._meta |= plain(self._look())
+            self._look = None
+        return self._meta
+
+    @meta.setter
+    def meta(self, given: dict[str, Any]) -> None:
+        self._meta, self._look = given, None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The table as it is when all of it is known."""
+        return {"_frame": self._frame, "_meta": self.meta, "_look": None}
 
     def __len__(self) -> int:
         return len(self._frame)
