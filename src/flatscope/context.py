@@ -62,7 +62,9 @@ class Effort:
     curvature: str = "hessian"  # "hessian", or "gauss_newton" where the cheaper matrix is wanted
     memory: int | None = None  # bytes that sweeps may use; None for a share of what is free
     limits: Limits = STANDARD  # what decides between ways to a value, and when draws end
-    only_traces: bool = False  # whether nothing asks for more of a sweep than traces, whose errors then end its draws
+    quantities: tuple[
+        str, ...
+    ] = ()  # those of a sweep that are asked for, whose errors end its draws; none: all of them
     trace_alone: bool = False  # whether nothing asks for layers, so that a trace may go by products of the whole
     # `time.monotonic()` at which estimates end with the error they have reached; None for no limit
     deadline: float | None = None

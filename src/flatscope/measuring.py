@@ -31,9 +31,9 @@ from flatscope.planning import (
     has_time,
     is_late,
     make_schedule,
+    quantities_of_sweep,
     shared_work,
     time_to_descend,
-    wants_only_traces,
     wants_only_whole_trace,
 )
 from flatscope.problem import Problem
@@ -199,7 +199,7 @@ def _run_schedule(
         ctx.effort = replace(
             effort,
             crashes={},
-            only_traces=wants_only_traces(chosen),
+            quantities=quantities_of_sweep(chosen),
             trace_alone=wants_only_whole_trace(chosen),
         )
         try:

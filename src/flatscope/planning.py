@@ -59,7 +59,14 @@ def shared_work(entry: Declaration) -> set[str]:
     return set(expected_passes(entry)) & SHARED
 
 
-MADE_OF_TRACES = ("hessian_trace", "layer_trace", "kappa_trace", "kappa_trace_sum")
+# Quantities of the sweep that measures are made of; a measure that is not here may ask for all of them.
+MADE_OF = {
+    "hessian_trace": ("trace",),
+    "layer_trace": ("trace",),
+    "kappa_trace": ("trace",),
+    "kappa_trace_sum": ("kappa_trace", "trace"),
+    "relative_flatness": ("relative_flatness",),
+}
 
 
 def wants_only_whole_trace(chosen: Iterable[Declaration]) -> bool:
@@ -67,9 +74,10 @@ def wants_only_whole_trace(chosen: Iterable[Declaration]) -> bool:
     return all(entry.name == "hessian_trace" for entry in chosen if "sweep" in expected_passes(entry))
 
 
-def wants_only_traces(chosen: Iterable[Declaration]) -> bool:
-    """True if all that takes a sweep is made of the traces of the layers and the network."""
-    return all(entry.name in MADE_OF_TRACES for entry in chosen if "sweep" in expected_passes(entry))
+def quantities_of_sweep(chosen: Iterable[Declaration]) -> tuple[str, ...]:
+    """Quantities of a sweep that some measures are made of, whose errors end its draws; empty where all may be."""
+    wanted = [MADE_OF.get(entry.name, ()) for entry in chosen if "sweep" in expected_passes(entry)]
+    return tuple(sorted({name for names in wanted for name in names})) if all(wanted) else ()
 
 
 @dataclass(frozen=True)

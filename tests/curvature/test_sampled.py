@@ -391,7 +391,7 @@ def test_draws_end_by_traces_where_nothing_else_is_asked_for() -> None:
     traces = fs.measure(problem, "layer_trace", context=alone)
     fs.measure(problem, ["layer_trace", "rho_unit"], context=together)
     assert 2 * alone.passes["backward"] < together.passes["backward"]
-    few, many = alone.cached(column_sweep, only_traces=True), together.cached(column_sweep)
+    few, many = alone.cached(column_sweep, quantities=("trace",)), together.cached(column_sweep)
     assert 0 < 2 * few.draws < many.draws, "the units ask for more"
     exact = fs.measure(problem, "layer_trace", precision=0).layer("layer_trace")
     for (_, row), value in zip(traces.to_frame().iterrows(), exact.values(), strict=True):
@@ -408,5 +408,5 @@ def test_a_sweep_that_ended_by_traces_is_not_taken_for_one_that_did_not() -> Non
     assert units.to_frame()["value"].tolist() == alone.to_frame()["value"].tolist()
     again, both = fs.measure(problem, "layer_trace", context=ctx), fs.measure(problem, "layer_trace", context=ctx)
     assert again.layer("layer_trace") == both.layer("layer_trace")
-    ctx.effort = replace(effort, only_traces=True)
+    ctx.effort = replace(effort, quantities=("trace",))
     assert swept(ctx) is ctx.cached(column_sweep), "the longer one serves both"

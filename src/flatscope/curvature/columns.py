@@ -18,7 +18,6 @@ from flatscope.errors import NotApplicable
 from flatscope.sampling import TIME_IS_UP, Sampler, sample_until, time_is_over
 
 # Units may have any sign where operations are curved: those near zero would ask for any number of draws.
-TRACES = ("trace", "kappa_trace")
 WITHOUT_UNITS = ("trace", "kappa_trace", "relative_flatness")
 
 
@@ -26,7 +25,7 @@ def column_sweep(
     ctx: Context,
     precision: float | None = None,
     rows: bool = False,
-    only_traces: bool = False,
+    quantities: tuple[str, ...] = (),
 ) -> Curvature:
     """Curvature of all layers: all columns, or random ones until the values are as precise as asked for.
 
@@ -35,14 +34,14 @@ def column_sweep(
         precision: largest relative standard error of a value of the network or a layer; the context's by default, 0
             for all columns.
         rows: also ρ of the rows.
-        only_traces: whether draws end when traces are precise, whatever the other quantities are then.
+        quantities: those whose errors end the draws; all of them by default.
     """
     route = route_of(ctx, precision)
     if len(route.not_covered) == len(route.ways):
         return Curvature({}, route.not_covered)
     if any(way.kind == "exact columns" for way in route.ways.values()):
         return sweep_pass(ctx, None, route.not_covered, rows)
-    return sample_until(ColumnDraws(ctx, route, rows, only_traces), route.precision)
+    return sample_until(ColumnDraws(ctx, route, rows, quantities), route.precision)
 
 
 def swept(ctx: Context, precision: float | None = None, rows: bool = False) -> Curvature:
@@ -50,8 +49,8 @@ def swept(ctx: Context, precision: float | None = None, rows: bool = False) -> C
     options: dict[str, Any] = {"rows": True} if rows else {}
     if precision is not None and precision != ctx.effort.precision:
         options["precision"] = precision
-    if ctx.effort.only_traces and not rows and not ctx.has_cached(column_sweep, **options):
-        options["only_traces"] = True
+    if ctx.effort.quantities and not rows and not ctx.has_cached(column_sweep, **options):
+        options["quantities"] = ctx.effort.quantities
     return ctx.cached(column_sweep, **options)
 
 
@@ -62,12 +61,12 @@ class ColumnDraws(Sampler[Curvature]):
         ctx: the network.
         route: which parameters they cover.
         rows: also ρ of the rows.
-        only_traces: whether the errors of traces alone end the draws.
+        quantities: those whose errors end the draws.
     """
 
-    def __init__(self, ctx: Context, route: Route, rows: bool, only_traces: bool = False) -> None:
+    def __init__(self, ctx: Context, route: Route, rows: bool, quantities: tuple[str, ...] = ()) -> None:
         self._ctx, self._route, self._limits = ctx, route, ctx.effort.limits
-        self._rows, self._only_traces = rows, only_traces
+        self._rows, self._quantities = rows, quantities
         self._curved = bool(route.places)
         self._compared = not self._curved or ctx.effort.deadline is not None
         self._found: Curvature | None = None
@@ -96,7 +95,7 @@ class ColumnDraws(Sampler[Curvature]):
 
     def relative_errors(self, precision: float) -> list[float]:
         """Relative standard errors of the network's values and the layers'."""
-        wanted = TRACES if self._only_traces else WITHOUT_UNITS if self._curved else None
+        wanted = self._quantities or (WITHOUT_UNITS if self._curved else None)
         return self.result("").relative_errors(precision, wanted)
 
     def exact(self, needed: float) -> Curvature | None:
