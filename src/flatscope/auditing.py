@@ -147,7 +147,7 @@ def _equivalent_problems(
             twin_seed = (seed * 10_007 + trial) % 2**63
             other = base.rescaled(equivalent_network(base.model, graph, example, way, low, high, twin_seed))
             for inputs, _ in base.batches():  # other samples may take another way than the example
-                refuse_if_different(base.model, other.model, inputs, f"audit by {way}")
+                refuse_if_different(base.model, other.model, inputs, f"audit by {way}", ROUNDING.get(base.dtype, 1e-2))
             other.initial = base.initial
             yield other
 

@@ -324,11 +324,13 @@ def relative_difference(model: nn.Module, other: nn.Module, example: Inputs) -> 
     return max(gaps, default=0.0) / (scale or 1.0)
 
 
-def refuse_if_different(model: nn.Module, other: nn.Module, example: Inputs, what: str) -> None:
-    """Compare two networks in eval mode on the example, to the rounding of their type."""
+def refuse_if_different(
+    model: nn.Module, other: nn.Module, example: Inputs, what: str, tolerance: float | None = None
+) -> None:
+    """Compare two networks in eval mode on the example, to a relative tolerance or to the rounding of their type."""
     found = relative_difference(model, other, example)
     dtype = digits_of(model)
-    allowed = _TOLERANCES.get(dtype, _LOW_PRECISION)
+    allowed = tolerance or _TOLERANCES.get(dtype, _LOW_PRECISION)
     if not found <= allowed:  # also where the outputs are not finite
         raise FunctionChangedError(
             f"the same outputs to {allowed:g} relative ({dtype})",
