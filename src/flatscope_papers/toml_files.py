@@ -114,7 +114,10 @@ def study_words_of_table(whole: Mapping[str, Any], name: str, where: str) -> Wor
         return str(texts[word[1:]]) if word.startswith("@") else word
 
     claims = tuple(
-        _claim_from_toml({"kind": table.get("kind", EXPERIMENT)} | entry, place) for entry in table["claims"]
+        _claim_from_toml(
+            {"kind": table.get("kind", EXPERIMENT)} | entry | {"comment": text(entry.get("comment", ""))}, place
+        )
+        for entry in table["claims"]
     )
     keys = [claim.key for claim in claims]
     if len(set(keys)) != len(keys):

@@ -46,15 +46,15 @@ def test_a_wrong_number_in_a_saved_result_is_put_right_and_told(tmp_path: Path) 
     result = load_result(tmp_path / name / "paper")
     wrong = [
         finding_of_claim(f.claim, replace(f.answer, value=0.01, low=0.0, high=0.02), "paper")
-        if f.claim.key == "generalizes"
+        if f.claim.key == "no_generalization"
         else f
         for f in result.findings
     ]
-    assert {f.claim.key: f.verdict for f in wrong}["generalizes"] == HOLDS
+    assert {f.claim.key: f.verdict for f in wrong}["no_generalization"] == CONTRADICTED
     replace(result, findings=tuple(wrong)).save(tmp_path / name / "paper")
     done = RUNNER.invoke(app, ["study", "judge", name, "--results", str(tmp_path)])
     assert done.exit_code == 0, done.output
-    assert f"{name} at paper scale, generalizes: {HOLDS} → {CONTRADICTED}" in done.output
+    assert f"{name} at paper scale, no_generalization: {CONTRADICTED} → {HOLDS}" in done.output
     again = load_result(tmp_path / name / "paper")
     assert [f.answer for f in again.findings] == [f.answer for f in result.findings]
     assert not RUNNER.invoke(app, ["study", "judge", name, "--results", str(tmp_path)]).output

@@ -214,14 +214,14 @@ def test_exponents_are_found() -> None:
     assert excess_slope_of_l2_measures(swapped) == pytest.approx(1.1 - 1.6)
 
 
-@pytest.mark.parametrize(("exponent", "expected"), [(0.1, HOLDS), (0.4, CONTRADICTED), (0.9, CONTRADICTED)])
-def test_small_increases_with_true_labels(exponent: float, expected: str) -> None:
+@pytest.mark.parametrize("exponent", [0.1, 0.4, 0.9])
+def test_increases_with_true_labels(exponent: float) -> None:
     points = planted(1.0, 0.001)
     factors = (points["size"] / 1000) ** (exponent - 0.5)
     points[list(NORMS)] = points[list(NORMS)].mul(factors, axis=0)
     found = mean_over_seeds(points, lambda rows: mean_growth_exponent_of_norms(rows, "true"))
     assert found.value == pytest.approx(exponent, abs=0.01)
-    assert verdict(CLAIMS_1, "small_increase", found) == expected
+    assert verdict(CLAIMS_1, "small_increase", found) == NOT_JUDGED  # the paper prints no exponent
 
 
 def test_a_missing_value_is_no_value() -> None:
@@ -371,10 +371,9 @@ def test_columns_of_figure_6() -> None:
 
 
 @pytest.mark.parametrize(
-    ("apart_by", "width", "expected"),
-    [(0.0, 1.0, HOLDS), (0.5, 1.0, CONTRADICTED), (0.0, 10.0, CONTRADICTED), (2.0, 1.0, CONTRADICTED)],
+    ("apart_by", "width", "alike"), [(0.0, 1.0, True), (0.5, 1.0, False), (0.0, 10.0, False), (2.0, 1.0, False)]
 )
-def test_distributions_and_not_only_their_medians(apart_by: float, width: float, expected: str) -> None:
+def test_distributions_and_not_only_their_medians(apart_by: float, width: float, *, alike: bool) -> None:
     """A spike and a slab around the same median are not alike."""
     generator = np.random.default_rng(0)
     drawn = {"initial": (0.0, 1.0), "learned": (apart_by, width)}
@@ -384,7 +383,8 @@ def test_distributions_and_not_only_their_medians(apart_by: float, width: float,
     }
     each = histograms_by_weights_and_seed(values, "v", pd.concat(values)["v"])
     found = learned_initial_overlap(each)
-    assert verdict(CLAIMS_6, "distribution_all", found) == expected
+    assert (found.value >= 0.9) == alike
+    assert verdict(CLAIMS_6, "distribution_all", found) == NOT_JUDGED  # `all` is the one that counts
     assert "two initializations overlap by 0.9" in found.note
     assert histogram_overlap(each["initial", 0], each["initial", 0]) == pytest.approx(1.0)
     if width == 1:  # what two bell curves so far apart have in common

@@ -15,7 +15,13 @@ import flatscope as fs
 from flatscope.training.models import build
 from flatscope_papers import find_study, intervals, study
 from flatscope_papers.claims import CONTRADICTED, HOLDS, NOT_JUDGED, finding_of_claim
-from flatscope_papers.petzka2019.mnist import EVERY_LAYER, PER_NETWORK, kappa_of_table, lead_of_network_measures
+from flatscope_papers.petzka2019.mnist import (
+    EVERY_LAYER,
+    PER_NETWORK,
+    kappa_of_table,
+    lead_of_network_measures,
+    network_of_table,
+)
 from flatscope_papers.petzka2019.regressions import (
     DELTAS,
     appendix_d_remarks,
@@ -213,7 +219,8 @@ def unconverged(seed: int = 0) -> pd.DataFrame:
     gap = np.concatenate([measure[:30] + 0.3 * generator.normal(size=30), np.full(6, -10.0)])
     loss = np.concatenate([np.full(30, 0.001), np.full(6, 0.05)])
     columns = dict.fromkeys(EVERY_LAYER, measure) | dict.fromkeys(PER_NETWORK, measure)
-    settings = {"train.batch_size": np.concatenate([np.repeat([1, 2, 3], 10), np.full(6, 8)]), "train_loss": loss}
+    batches = np.concatenate([np.repeat([1000, 2000, 4000], 8), np.full(12, 8000)])
+    settings = {"train.batch_size": batches, "train_loss": loss}
     return pd.DataFrame({**settings, "gap": gap, **columns})
 
 
@@ -227,7 +234,19 @@ def test_networks_that_have_not_converged_do_not_turn_the_sign() -> None:
     told = dict(part.rsplit(" ", 1) for part in found.note.split("; "))
     assert float(told["by rank within batch sizes"]) > 0.8
     assert "with all 36 networks up to a loss of 0.07 -0." in found.note  # the paper's choice stands beside it
-    assert kappa_of_table(points, "small").answers["fc1"].value < -0.8  # where nothing was said of convergence
+    scaled = points.assign(**{"train.batch_size": points["train.batch_size"] // 10})
+    assert kappa_of_table(scaled, "small").answers["fc1"].value < -0.8  # where nothing was said of convergence
+
+
+def test_without_networks_of_one_batch_size_there_is_no_number() -> None:
+    """Batch sizes are how the paper makes minima that differ."""
+    points = unconverged()
+    points.loc[points["train.batch_size"] == 8000, "train_loss"] = 0.05
+    found = kappa_of_table(points, "paper").answers
+    assert all(math.isnan(found[layer].value) for layer in ("fc1", "fc2", "fc3", "fc4"))
+    assert found["fc1"].note.startswith("no network of batch 8,000 came to a loss of 0.003")
+    leads = network_of_table(points, "paper").answers
+    assert all(math.isnan(answer.value) for answer in leads.values())
 
 
 def test_the_paper_scale_of_the_mnist_networks() -> None:

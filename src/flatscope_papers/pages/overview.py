@@ -150,7 +150,7 @@ def judged_studies_badge(entries: Sequence[Entry]) -> str:
     others = list(dict.fromkeys(e.study.figure for e in experiments if e.study.name not in judged))
     names = f", not {', '.join(others)}" if others else ""
     every = {entry.study.name for entry in experiments}
-    return f"{len(judged)} of {len(every)} studies of experiments judged at paper scale{names}"
+    return f"{len(judged)} of {len(every)} experiments judged at paper scale{names}"
 
 
 def _paper_section(

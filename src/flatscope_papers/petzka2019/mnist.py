@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -143,6 +143,7 @@ def hidden_layers_analysis_of_table(table: pd.DataFrame, scale: str, measure: st
     """Claims, figure and notes of one measure of the four hidden layers."""
     (points, along), columns = _split_networks_and_correlations(table), _columns_of_hidden_layers(measure)
     judged = converged_networks(points, scale)
+    lost = _batch_sizes_without_networks(judged, scale)
     answers = {
         column.split("/")[1]: intervals.correlation_with_interval(
             judged[column], judged["gap"], note=correlation_by_other_choices(points, judged, column)
@@ -152,12 +153,29 @@ def hidden_layers_analysis_of_table(table: pd.DataFrame, scale: str, measure: st
     spread = intervals.spread_of_correlations(judged, list(columns), "gap")
     left_open = f"the limit is {SPREAD}{TOO_FEW}" if _is_undecided(spread, SPREAD) else ""
     answers["spread"] = dataclasses.replace(spread, note=_join_sentences(spread.note, left_open))
+    answers = {key: _untested_where_networks_were_lost(answer, lost) for key, answer in answers.items()}
     return Analysis(table, answers, lambda figure: _draw_measures_and_correlations(figure, points, columns, along))
 
 
 def converged_networks(points: pd.DataFrame, scale: str) -> pd.DataFrame:
     """The networks that are judged; at other scales than the paper's all that it would have kept."""
     return points[points["train_loss"] <= CONVERGED] if scale == "paper" else points
+
+
+def _batch_sizes_without_networks(judged: pd.DataFrame, scale: str) -> list[int]:
+    """Batch sizes of which no network is judged, none of which the paper's experiment is without."""
+    return sorted({batch for batch, _ in SIZES[scale]["rates"]} - set(judged["train.batch_size"].astype(int)))
+
+
+def _untested_where_networks_were_lost(answer: Answer, lost: Sequence[int]) -> Answer:
+    """The answer; no number where a batch size has no network left: different batch sizes are how minima are made."""
+    if not lost or math.isnan(answer.value):
+        return answer
+    sizes = " and ".join(f"{batch:,}" for batch in lost)
+    words = (
+        f"no network of batch {sizes} came to a loss of {CONVERGED} in the epochs it had; {answer.value:.2f} without"
+    )
+    return Answer(math.nan, runs=answer.runs, note=_join_sentences(words, answer.note))
 
 
 def correlation_by_other_choices(points: pd.DataFrame, judged: pd.DataFrame, column: str) -> str:
@@ -217,9 +235,13 @@ def rho_of_table(table: pd.DataFrame, scale: str) -> Analysis:
 def network_of_table(table: pd.DataFrame, scale: str) -> Analysis:
     """Figure 6 of a saved table."""
     points, along = _split_networks_and_correlations(table)
+    judged = converged_networks(points, scale)
     return Analysis(
         table,
-        lead_of_network_measures(converged_networks(points, scale)),
+        {
+            key: _untested_where_networks_were_lost(answer, _batch_sizes_without_networks(judged, scale))
+            for key, answer in lead_of_network_measures(judged).items()
+        },
         lambda figure: _draw_measures_and_correlations(figure, points, PER_NETWORK, along),
     )
 
