@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
@@ -53,8 +54,15 @@ def captured_cuda_graph(
 def _tried(step: Callable[[], None], refuse_waiting: bool) -> None:
     """Run a step; an error where it waits for the GPU, if that is to be refused."""
     before = torch.cuda.get_sync_debug_mode()
-    torch.cuda.set_sync_debug_mode("error" if refuse_waiting else before)
     try:
+        if refuse_waiting:
+            _set_sync_debug_mode("error")
         step()
     finally:
-        torch.cuda.set_sync_debug_mode(before)
+        _set_sync_debug_mode(before)
+
+
+def _set_sync_debug_mode(mode: int | str) -> None:
+    """Say what to do where the CPU waits for the GPU; torch warns that it may not see all such places."""
+    with warnings.catch_warnings(action="ignore"):
+        torch.cuda.set_sync_debug_mode(mode)
