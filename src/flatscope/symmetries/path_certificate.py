@@ -141,6 +141,9 @@ class _AtZeroError(Exception):
     """The input of a ReLU is exactly zero and can move, which it then can at every radius: none is certified."""
 
 
+Step = tuple[Callable[..., None], tuple[Any, ...]]  # a method, not bound: what holds itself stays until it is collected
+
+
 class _Movements:
     """Bounds on how far every tensor of one forward pass moves; tensors without one do not move.
 
@@ -159,7 +162,7 @@ class _Movements:
         self._weights = {value: still.to(value.device).expand(value.shape) for value in params.values()}
         self._bounds = dict(self._weights)
         self._jumps = Discontinuities(self._bounds, "no radius")
-        self._steps: list[Callable[[], None]] = []
+        self._steps: list[Step] = []
         self._states = 0
         with torch.enable_grad():  # what has a gradient and is not known comes from what was not seen
             of.problem.forward(inputs, params, rules=[self._follow])
@@ -171,8 +174,8 @@ class _Movements:
         self._epsilon, self.worst = epsilon, 0.0
         self._bounds.clear()
         self._bounds |= self._weights
-        for step in self._steps:
-            step()
+        for bound, arguments in self._steps:
+            bound(self, *arguments)
         return self.worst
 
     def _follow(self, op: Operation) -> Any:
@@ -188,19 +191,20 @@ class _Movements:
         result = op.run()
         self._jumps.note(op, result)
         outcomes = [tensor for tensor in tensors_in(result) if tensor.is_floating_point()]
-        step: Callable[[], None]
+        bound: Callable[..., None]
+        arguments: tuple[Any, ...]
         if size is not None:
-            step = partial(self._bound_layer, outcomes[0], op, size)
+            bound, arguments = _Movements._bound_layer, (outcomes[0], op, size)
         elif received is not None:
             self._states += 1
-            step = partial(self._bound_state, outcomes[0], op, received)
+            bound, arguments = _Movements._bound_state, (outcomes[0], op, received)
         elif op.name == "setitem":
             self._jumps.wrote(op, op.tensors[0])
-            step = partial(self._bound_written_entries, op)
+            bound, arguments = _Movements._bound_written_entries, (op,)
         else:
-            step = partial(self._bound_others, outcomes, op)
-        self._steps.append(step)
-        step()
+            bound, arguments = _Movements._bound_others, (outcomes, op)
+        self._steps.append((bound, arguments))
+        bound(self, *arguments)
         return result
 
     def _bound(self, tensor: Tensor) -> Tensor:
