@@ -174,8 +174,8 @@ def _audit_row(
 ) -> dict[str, Any]:
     """The verdict on one measure under one symmetry, with the value that shows it best."""
     sort_units = way == "permutation" and entry.per == "unit"
-    places, first, _ = labelled = _labelled_values(before, entry, sort_units)
-    others = [_labelled_values(table, entry, sort_units) for table in after]
+    places, first, _ = labelled = _values_with_places(before, entry, sort_units)
+    others = [_values_with_places(table, entry, sort_units) for table in after]
     missing = next((reason for _, read, reason in (labelled, *others) if not len(read.value)), None)
     if missing is not None:
         return _untested_row(entry, way, missing or "no value")
@@ -197,7 +197,7 @@ def _audit_row(
     return _untested_row(entry, way, "; ".join(remarks)) | columns | verdict
 
 
-def _labelled_values(table: Table, entry: Declaration, sort_units: bool) -> tuple[pd.MultiIndex, Readings, str]:
+def _values_with_places(table: Table, entry: Declaration, sort_units: bool) -> tuple[pd.MultiIndex, Readings, str]:
     """Labels of a measure's numbers, the numbers, and the reason where there are none."""
     frame = table.to_frame()
     frame = frame[frame["measure"] == entry.name]

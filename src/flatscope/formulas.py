@@ -148,7 +148,7 @@ class _FormulaReader:
             while self.place < len(self.pieces) and self.pieces[self.place] in "^_'":
                 word = self._with_index_and_exponent(word)
             words.append(word)
-        return _words_with_spaces(words)
+        return _joined_symbols(words)
 
     def _read_group(self) -> str:
         """The braced group, or the one piece, that comes next."""
@@ -227,7 +227,7 @@ def _in_parentheses(text: str) -> str:
     return text if one else f"({text})"
 
 
-def _words_with_spaces(words: list[_Word]) -> str:
+def _joined_symbols(words: list[_Word]) -> str:
     """Words side by side, with a space wherever two would be read as one."""
     text = ""
     for before, word in itertools.pairwise([_Word("", "open"), *words]):

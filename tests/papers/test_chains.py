@@ -11,7 +11,13 @@ from torch import nn
 
 from flatscope import SGLD
 from flatscope.errors import InputError
-from flatscope_papers.theory.chains import SampleNoise, diagnose, gradient_of, quadratic_variance, run_chains
+from flatscope_papers.theory.chains import (
+    SampleNoise,
+    diagnose,
+    gradient_of,
+    run_chains,
+    stationary_variance_on_parabola,
+)
 
 
 def test_no_global_random_state_is_touched() -> None:
@@ -28,11 +34,11 @@ def test_variance_on_a_quadratic_is_the_discretised_one(momentum: float) -> None
         lambda p: curvature * p, start, lr=lr, noise=noise, momentum=momentum, steps=300, burn_in=0.999, seed=1
     )
     found = float(run.values[-1].square().mean())
-    exact = quadratic_variance(curvature, lr, noise, momentum)
+    exact = stationary_variance_on_parabola(curvature, lr, noise, momentum)
     assert abs(found - exact) < 4 * exact * math.sqrt(2 / chains)
     boltzmann = SGLD.temperature_of(noise, lr, momentum) / curvature
     assert abs(boltzmann - exact) > 4 * exact * math.sqrt(2 / chains)  # the difference is seen, not only computed
-    assert quadratic_variance(3.0, 1e-6, noise, momentum) == pytest.approx(
+    assert stationary_variance_on_parabola(3.0, 1e-6, noise, momentum) == pytest.approx(
         SGLD.temperature_of(noise, 1e-6, momentum) / 3, rel=1e-5
     )
 
@@ -73,7 +79,7 @@ def test_sample_noise_has_the_temperature_it_says() -> None:
         steps=200,
         burn_in=0.99,
     )
-    exact = quadratic_variance(1.0, 0.05, 0.05 * math.sqrt(float(deviations.square().mean()) / 5))
+    exact = stationary_variance_on_parabola(1.0, 0.05, 0.05 * math.sqrt(float(deviations.square().mean()) / 5))
     assert abs(float(run.values[-1].square().mean()) - exact) < 4 * exact * math.sqrt(2.5 / 20_000)
     assert run.temperature == pytest.approx(source.temperature(0.05))
 
@@ -108,4 +114,4 @@ def test_what_chains_refuse() -> None:
     with pytest.raises(InputError, match="Take a smaller lr"):
         run_chains(lambda p: p**3, start + 10, lr=1.0, noise=0.0, steps=50)
     with pytest.raises(InputError, match="lr \\* curvature"):
-        quadratic_variance(3.0, 1.0, 0.1)
+        stationary_variance_on_parabola(3.0, 1.0, 0.1)

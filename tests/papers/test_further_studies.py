@@ -17,7 +17,7 @@ from flatscope_papers.neyshabur2017.smallest_product import (
     weights_with_smallest_product,
 )
 from flatscope_papers.neyshabur2017.smallest_product import smallest_product_answers as products_found
-from flatscope_papers.yi2019.simulated_bound import draw_normal_classes
+from flatscope_papers.yi2019.simulated_bound import sample_normal_classes
 from flatscope_papers.yi2019.simulated_bound import simulated_bound_answers as bound_found
 from flatscope_papers.zhang2017.further_statements import _perturbation_size_at_error
 from flatscope_papers.zhang2017.further_statements import further_statement_answers as further_found
@@ -96,7 +96,7 @@ def test_a_hundred_training_sets_can_show_a_share_of_95_per_cent(broken: int, du
 
 
 def test_the_samples_of_the_simulation_are_independent_of_their_class() -> None:
-    x, y = draw_normal_classes(20_000, torch.Generator().manual_seed(0))
+    x, y = sample_normal_classes(20_000, torch.Generator().manual_seed(0))
     for label in range(4):
         own = x[y == label]
         assert len(own) / len(x) == pytest.approx(0.25, abs=0.02)

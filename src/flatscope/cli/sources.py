@@ -63,7 +63,7 @@ def load_model(
         fitting: dict[str, object] = {}
         if isinstance(data, Data) and "input_shape" in models.model_options(model):
             fitting = {"input_shape": data.input_shape, "classes": data.n_classes}
-        built = _build_model(model, seed, fitting | given)
+        built = _build_named_model(model, seed, fitting | given)
     else:
         unknown = UnknownNameError.among(model, models.available(), "model")
         unknown.fix += " A model of your own is named file.py:factory, one of a hub timm:NAME or hf:FOLDER-OR-ID"
@@ -87,7 +87,7 @@ def _call_factory(factory: Callable[..., Any], options: dict[str, Any], where: s
     return factory(**options)
 
 
-def _build_model(model: str, seed: int, options: dict[str, Any]) -> nn.Module:
+def _build_named_model(model: str, seed: int, options: dict[str, Any]) -> nn.Module:
     try:
         return models.build(model, seed=seed, **options)
     except InputError as problem:

@@ -209,14 +209,16 @@ def _run_in_time(kind: str, *args: Any) -> Any:
     return (x.transpose(0, 1) if batch_first else x, *ends)
 
 
-def _cell(kind: str, x: Tensor, state: Any, w_in: Tensor, w_rec: Tensor, b_in: Any = None, b_rec: Any = None) -> Any:
+def _recurrent_cell(
+    kind: str, x: Tensor, state: Any, w_in: Tensor, w_rec: Tensor, b_in: Any = None, b_rec: Any = None
+) -> Any:
     states = tuple(state) if kind == "lstm" else (state,)
     found = _step(kind, functional.linear(x, w_in, b_in), states, (w_rec, b_rec, None))
     return found if kind == "lstm" else found[0]
 
 
 for _kind in ("lstm", "gru", *_BENDS):
-    EXPANSIONS |= {_kind: partial(_run_in_time, _kind), f"{_kind}_cell": partial(_cell, _kind)}
+    EXPANSIONS |= {_kind: partial(_run_in_time, _kind), f"{_kind}_cell": partial(_recurrent_cell, _kind)}
 
 
 # Attention ----------------------------------------------------------------------------------------------------------

@@ -40,9 +40,9 @@ from flatscope.training.populations.atlas_curves import (
     MANY,
     Atlas,
     CurvePoint,
+    axis_value_in_words,
     interval_in_words,
     level_in_words,
-    place_in_words,
     places_between_in_words,
     signed_number,
 )
@@ -130,7 +130,7 @@ def _networks_left_in_words(atlas: Atlas, axis: str) -> str:
     groups = "".join(f"; by {setting}, {', '.join(parts)}" for setting, parts in by.items())
     share = as_percent(last.n / last.networks)
     return (
-        f"At {place_in_words(axis, last.at)}, the last level shown, {last.n} of {last.networks} networks are in, "
+        f"At {axis_value_in_words(axis, last.at)}, the last level shown, {last.n} of {last.networks} networks are in, "
         f"{share}{groups}."
     )
 
@@ -240,7 +240,7 @@ def _atlas_overview_table(name: str, atlas: Atlas) -> Markup:
         for measure in atlas.names("measure")
     ]
     axis, curve = atlas.names("axis")[0], atlas.curve(atlas.names("measure")[0])
-    ends = f"{place_in_words(axis, curve[0].at)} → {place_in_words(axis, curve[-1].at)}"
+    ends = f"{axis_value_in_words(axis, curve[0].at)} → {axis_value_in_words(axis, curve[-1].at)}"
     label = f"Correlations of {name} with {atlas.meta.get('target', 'the gap')} along training"
     level = as_percent(atlas.confidence)
     return Markup("").join(

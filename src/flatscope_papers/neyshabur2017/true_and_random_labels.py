@@ -184,7 +184,7 @@ def figure_2(runs: Runs) -> Analysis:
     return Analysis(
         networks_and_curves_table(points, levels),
         answers,
-        lambda figure: _draw_perturbations(figure, points, levels),
+        lambda figure: _draw_sharpness_and_noise_curves(figure, points, levels),
         notes,
     )
 
@@ -197,7 +197,7 @@ def _ratios_in_words(points: pd.DataFrame) -> str:
     return f"random / true by size: {ratios}"
 
 
-def _draw_perturbations(figure: Figure, points: pd.DataFrame, levels: pd.DataFrame) -> None:
+def _draw_sharpness_and_noise_curves(figure: Figure, points: pd.DataFrame, levels: pd.DataFrame) -> None:
     left, middle, right = row_of_three_panels(figure)
     _draw_true_and_random_labels(left, points, SHARPNESS)
     left.set_ylabel("sharpness ζ, α = 5·10⁻⁴ (nats)")

@@ -53,7 +53,7 @@ def figure_2(runs: Runs) -> Analysis:
     """Correlations after the output matrix was multiplied by a number from 5 to 25, the layer before divided."""
     seen = lenet.lenet_look_table(runs)
     looks = lenet.looks_by_reading_of_variance(seen)["σ = 0.1"]
-    both = {"before": looks, "after": looks_after_reparameterization(looks)}
+    both = {"before": looks, "after": predicted_looks_after_reparameterization(looks)}
     along = pd.concat(
         [
             stop_rules.correlations_by_stop_rule(rows, OF_OUTPUT, stop_rules.stop_rules(rows, lenet.RULES)).assign(
@@ -71,7 +71,7 @@ def figure_2(runs: Runs) -> Analysis:
     )
 
 
-def looks_after_reparameterization(seen: pd.DataFrame) -> pd.DataFrame:
+def predicted_looks_after_reparameterization(seen: pd.DataFrame) -> pd.DataFrame:
     """The same networks after the reparameterization."""
     columns = [column for column in lenet.COLUMNS if column in seen]
     return seen.assign(
@@ -102,14 +102,14 @@ def trace_and_eigenvalue_answers(points: pd.DataFrame, missing: str = "") -> dic
 
 def _correlation_after_reparameterization(points: pd.DataFrame, column: str) -> Answer:
     """|r| after the reparameterization."""
-    after = looks_after_reparameterization(points)
+    after = predicted_looks_after_reparameterization(points)
     correlation = intervals.correlation_with_interval(after[column], points["gap"])
     return replace(intervals.absolute_answer(correlation), note=_correlation_lost_in_words(points, after, column))
 
 
 def _correlation_lost(points: pd.DataFrame, column: str) -> Answer:
     """|r| before minus |r| after."""
-    after = looks_after_reparameterization(points)
+    after = predicted_looks_after_reparameterization(points)
     both = points.assign(after=after[column])
     lead = intervals.lead_of_correlations(both, column, ["after"], "gap", of_size=True)
     return replace(lead, note=_correlation_lost_in_words(points, after, column))

@@ -2,7 +2,7 @@
 
 | what | names |
 |---|---|
-| chains of SGD with noise | `run_chains`, `ChainRun`, `SampleNoise`, `gradient_of`, `quadratic_variance` |
+| chains of SGD with noise | `run_chains`, `ChainRun`, `SampleNoise`, `gradient_of`, `stationary_variance_on_parabola` |
 | potentials with minima of equal depth (Figures 7 to 10) | `TwoBasins`, `ValleyAndPoint`, `simulate` |
 | the noise of mini-batch gradients (Figure 5) | `noise_at`, `noise_spectrum`, `GradientNoise` |
 | linear networks: minimum norm, maximum margin, descent | `minimum_norm`, `max_margin`, `descend`, `logistic_descent` |
@@ -23,7 +23,13 @@
 | robust optimisation (10), open paths, Proposition 2 | module `robust_weights` |
 """
 
-from flatscope_papers.theory.chains import ChainRun, SampleNoise, gradient_of, quadratic_variance, run_chains
+from flatscope_papers.theory.chains import (
+    ChainRun,
+    SampleNoise,
+    gradient_of,
+    run_chains,
+    stationary_variance_on_parabola,
+)
 from flatscope_papers.theory.linear import descend, logistic_descent, max_margin, minimum_norm
 from flatscope_papers.theory.mini_batch_noise import GradientNoise, noise_at, noise_spectrum
 from flatscope_papers.theory.path_penalties import path_penalty
@@ -50,7 +56,7 @@ __all__ = [
     "noise_spectrum",
     "path_penalty",
     "polynomial_twin",
-    "quadratic_variance",
     "run_chains",
     "simulate",
+    "stationary_variance_on_parabola",
 ]

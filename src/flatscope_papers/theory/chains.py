@@ -264,7 +264,7 @@ def diagnose(series: Tensor, starts: Tensor) -> Mixing:
     return Mixing(gap, effective, (variance / effective) ** 0.5)
 
 
-def quadratic_variance(curvature: float, lr: float, noise: float, momentum: float = 0.0) -> float:
+def stationary_variance_on_parabola(curvature: float, lr: float, noise: float, momentum: float = 0.0) -> float:
     """Exact stationary variance on U = kx²/2: (1 + β)γ'²/((1 − β)γk(2 + 2β − γk)), for any stable step.
 
     The Boltzmann value T/k is its limit for small steps; the difference is the error of the discretisation
@@ -274,10 +274,10 @@ def quadratic_variance(curvature: float, lr: float, noise: float, momentum: floa
         InputError: the recursion is not stable, γk outside (0, 2 + 2β).
 
     Example:
-        >>> round(quadratic_variance(curvature=3.0, lr=0.1, noise=0.2), 4)
+        >>> round(stationary_variance_on_parabola(curvature=3.0, lr=0.1, noise=0.2), 4)
         0.0784
     """
     step, limit = lr * curvature, 2 * (1 + momentum)
     if not 0 < step < limit:
-        raise InputError(f"lr * curvature in (0, {limit:g})", f"{step:g}", where="quadratic_variance")
+        raise InputError(f"lr * curvature in (0, {limit:g})", f"{step:g}", where="stationary_variance_on_parabola")
     return (1 + momentum) * noise**2 / ((1 - momentum) * step * (limit - step))

@@ -37,7 +37,7 @@ def simulated_bound_stages(scale: str) -> list[Stage]:
     ]
 
 
-def draw_normal_classes(samples: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+def sample_normal_classes(samples: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """Independent samples of four normal classes, a unit apart in every feature."""
     y = torch.randint(CLASSES, (samples,), generator=generator)
     centres = torch.nn.functional.one_hot(y, FEATURES).double() * 2
@@ -48,7 +48,7 @@ def draw_normal_classes(samples: int, generator: torch.Generator) -> tuple[Tenso
 def both_sides(config: Config, store: object) -> Measured:
     """The gap of the perturbed network and the right-hand side of (8), for every size of the noise."""
     generator = torch.Generator().manual_seed(config["seed"])
-    samples, test = draw_normal_classes(config["samples"], generator), draw_normal_classes(TEST, generator)
+    samples, test = sample_normal_classes(config["samples"], generator), sample_normal_classes(TEST, generator)
     trial = {
         **{"lr": 0.05, "batch_size": 100, "epochs": 3, "seed": config["seed"], "evaluate_every": 3},
         "model_options": {"widths": (FEATURES, HIDDEN, CLASSES), "bias": False},

@@ -131,7 +131,8 @@ class Atlas(Result):
         if not known:
             return f"{measure}: {KINDS[which]} has no value: too few networks, or nothing varies."
         begins, ends = (
-            f"{estimate_with_interval(point)} at {place_in_words(along, point.at)}" for point in (known[0], known[-1])
+            f"{estimate_with_interval(point)} at {axis_value_in_words(along, point.at)}"
+            for point in (known[0], known[-1])
         )
         if len(known) == 1:
             return f"{measure}: {KINDS[which]} {begins}, the only point."
@@ -182,7 +183,12 @@ class Atlas(Result):
                     f"{estimate_with_interval(last)}, n = {last.n}",
                 ]
             )
-        return ["measure", place_in_words(axis, first.at), "turns between", place_in_words(axis, last.at)], rows
+        return [
+            "measure",
+            axis_value_in_words(axis, first.at),
+            "turns between",
+            axis_value_in_words(axis, last.at),
+        ], rows
 
 
 def signed_number(value: float) -> str:
@@ -205,7 +211,7 @@ def level_in_words(axis: str, at: float) -> str:
     return f"{100 * at:.6g}\N{NO-BREAK SPACE}%" if axis == "train_accuracy" else readable_number(at, 3)
 
 
-def place_in_words(axis: str, at: float) -> str:
+def axis_value_in_words(axis: str, at: float) -> str:
     """`epoch 150`, `training loss 0.1`."""
     return f"{AXES[axis]} {level_in_words(axis, at)}"
 

@@ -61,13 +61,13 @@ def plain_value(value: Any, where: str = "configuration") -> Any:
 
 def to_json(value: Any, *, indent: int | None = None) -> str:
     """Text of a plain value, readable by any JSON parser."""
-    return json.dumps(_with_type_tags(value), indent=indent, allow_nan=False, ensure_ascii=False)
+    return json.dumps(_with_nonfinite_tagged(value), indent=indent, allow_nan=False, ensure_ascii=False)
 
 
 def from_json(text: str | bytes, *, sealed_only: bool = False) -> Any:
     """Object that `to_json` wrote, with or without the checksum of a file."""
     return from_json_bytes(
-        text.encode() if isinstance(text, str) else text, _without_type_tags, sealed_only=sealed_only
+        text.encode() if isinstance(text, str) else text, _without_nonfinite_tags, sealed_only=sealed_only
     )
 
 
@@ -82,7 +82,7 @@ def key_of(config: Mapping[str, Any]) -> str:
     """
     if not isinstance(config, Mapping):
         raise InputError("a dictionary", type(config).__name__, where="configuration")
-    same = _with_type_tags(
+    same = _with_nonfinite_tagged(
         _whole_numbers_as_integers({name: item for name, item in plain_value(config).items() if name != PLACE})
     )
     text = json.dumps(same, sort_keys=True, separators=(",", ":"), allow_nan=False)
@@ -108,17 +108,17 @@ def _whole_numbers_as_integers(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def _with_type_tags(value: Any) -> Any:
+def _with_nonfinite_tagged(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {key: _with_type_tags(item) for key, item in value.items()}
+        return {key: _with_nonfinite_tagged(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_with_type_tags(item) for item in value]
+        return [_with_nonfinite_tagged(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return {NOT_FINITE: str(value)}
     return value
 
 
-def _without_type_tags(entry: dict[str, Any]) -> Any:
+def _without_nonfinite_tags(entry: dict[str, Any]) -> Any:
     return float(entry[NOT_FINITE]) if entry.keys() == {NOT_FINITE} else entry
 
 
