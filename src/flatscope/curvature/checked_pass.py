@@ -26,7 +26,15 @@ from flatscope.network.interception import OperationRule, watched
 from flatscope.network.layer_uses import LayerRecorder, LayerUse
 from flatscope.network.pass_recording import in_parts
 from flatscope.params import Params
-from flatscope.samples import Batch, Inputs, inputs_on_device, joined_inputs, rows_of_inputs, tensors_of_inputs
+from flatscope.samples import (
+    Batch,
+    Inputs,
+    as_rows,
+    inputs_on_device,
+    joined_inputs,
+    rows_of_inputs,
+    tensors_of_inputs,
+)
 
 PROBED_SAMPLES = 4
 CANDIDATES = 64
@@ -167,7 +175,7 @@ def _choose_samples(ctx: Context) -> TellingSamples:
 
 def _unevenness(inputs: Inputs) -> Tensor:
     """Spread of the entries of each sample, 0 of a blank one; the entry itself where it is the only one."""
-    real = [part.flatten(1).double().cpu() for part in tensors_of_inputs(inputs) if part.is_floating_point()]
+    real = [as_rows(part).double().cpu() for part in tensors_of_inputs(inputs) if part.is_floating_point()]
     if not real:
         return torch.ones(())
     rows = torch.cat([part - part.mean(1, keepdim=True) if part.shape[1] > 1 else part for part in real], 1)
