@@ -17,6 +17,7 @@ from architectures import timm
 import flatscope as fs
 from flatscope import registry
 from flatscope.registry import declarations
+from flatscope.reports import items, kinds
 from flatscope.training.benchmarking.release import released_leaderboard
 from flatscope.training.benchmarking.scores import score_number
 
@@ -43,6 +44,9 @@ def test_every_block_of_code_runs(page: Path, tmp_path: Path, monkeypatch: pytes
     monkeypatch.setenv("COLUMNS", "100")
     declarations()  # all are loaded before the list is copied: a page declares a measure of its own
     monkeypatch.setattr(registry, "_REGISTRY", dict(registry._REGISTRY))
+    added = dict(kinds.ADDED_KINDS)
+    monkeypatch.setattr(kinds, "ADDED_KINDS", added)  # a page registers a section of its own
+    monkeypatch.setattr(items, "ADDED_KINDS", added)
     with warnings.catch_warnings():
         if "lightning" in run_pages.needs(page):
             warnings.simplefilter("ignore")  # its own, on workers and log intervals
