@@ -181,15 +181,17 @@ def _run_schedule(
     if not chosen:
         raise InputError(f"at least one name of a {kind}", "none", "names", 'Leave it out, or take "standard"')
     checked = _checked_options(ctx, kind, chosen, options, common)
-    found: dict[str, list[Row]] = {}
-    summary: Row = {}
+    rows_by_name: dict[str, list[Row]] = {}
+    minimum = _LookDuringCall(ctx, is_read=any(entry.falls_with_loss for entry in chosen))
     look: LaterLook | None = None
 
     def table() -> Table:
         rows = [
-            row for entry in chosen for row in found.get(entry.name) or rows_not_done(ctx, entry, INTERRUPTED, common)
+            row
+            for entry in chosen
+            for row in rows_by_name.get(entry.name) or rows_not_done(ctx, entry, INTERRUPTED, common)
         ]
-        facts = ctx.provenance(begun) | summary
+        facts = ctx.provenance(begun) | minimum.facts
         remarks = [*problem.remarks, *ctx.remarks]
         return Table(rows, facts | ({"remarks": remarks} if remarks else {}), look)
 
@@ -204,30 +206,55 @@ def _run_schedule(
         )
         try:
             schedule = make_schedule(ctx, chosen)
-            is_read = any(entry.falls_with_loss for entry in chosen)
             waits = may_wait and effort.end is None and LaterLook.is_possible(ctx)
             for entry, rows in _rows_by_measure(ctx, schedule, checked, common):
-                found[entry.name] = rows
+                rows_by_name[entry.name] = rows
                 if watch is not None:
                     watch(entry, rows)
-                if is_read and not summary and time_to_descend(ctx, schedule, after=entry):
-                    summary |= minimum_facts(ctx)
-            if is_read and not summary and not waits and (effort.end is None or time.monotonic() < effort.end):
-                summary |= minimum_facts(ctx)
-            if is_read and not waits and (said := unknown_minimum(summary.get(STANDING, {}), is_late(ctx, schedule))):
-                ctx.remark(said)
+                minimum.look_after(entry, schedule)
+            if not waits:
+                minimum.look_at_the_end(schedule)
         except KeyboardInterrupt as stop:
-            left = ", ".join(entry.name for entry in chosen if entry.name not in found)
-            text = f"{str(stop) or 'Interrupted'}: {len(found)} of {len(chosen)} {kind}s are done; go on with {left}"
+            left = ", ".join(entry.name for entry in chosen if entry.name not in rows_by_name)
+            done = f"{len(rows_by_name)} of {len(chosen)} {kind}s are done"
+            text = f"{str(stop) or 'Interrupted'}: {done}; go on with {left}"
             raise Interrupted(text, table()) from None
         finally:
             ctx.effort = effort
-        advise_matrix(ctx, {name: rows[0]["seconds"] for name, rows in found.items()}, kind)
+        advise_matrix(ctx, {name: rows[0]["seconds"] for name, rows in rows_by_name.items()}, kind)
         if waits:
-            look = LaterLook(ctx, is_read, [*problem.remarks, *ctx.remarks])
+            look = LaterLook(ctx, minimum.is_read, [*problem.remarks, *ctx.remarks])
         elif kind == "measure" and any(ctx.passes.values()):
             remark_on_network(ctx, backwards=any(ctx.passes[name] for name in ctx.passes if name != "forward"))
     return table()
+
+
+class _LookDuringCall:
+    """Facts on whether the weights are a minimum: as soon as it is time to look, or at the end of a call.
+
+    Args:
+        ctx: the network.
+        is_read: whether a measure is among those asked for that says something of a minimum alone.
+    """
+
+    def __init__(self, ctx: Context, *, is_read: bool) -> None:
+        self.ctx, self.is_read = ctx, is_read
+        self.facts: Row = {}
+
+    def look_after(self, entry: Declaration, schedule: Schedule) -> None:
+        """Look, where it is time to after this measure."""
+        if self.is_read and not self.facts and time_to_descend(self.ctx, schedule, after=entry):
+            self.facts |= minimum_facts(self.ctx)
+
+    def look_at_the_end(self, schedule: Schedule) -> None:
+        """Look where nobody has and there is time, and say so where it stays unknown."""
+        if not self.is_read:
+            return
+        end = self.ctx.effort.end
+        if not self.facts and (end is None or time.monotonic() < end):
+            self.facts |= minimum_facts(self.ctx)
+        if said := unknown_minimum(self.facts.get(STANDING, {}), is_late(self.ctx, schedule)):
+            self.ctx.remark(said)
 
 
 def _checked_options(
