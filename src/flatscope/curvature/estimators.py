@@ -336,7 +336,7 @@ class HutchinsonDraws(Sampler[DiagonalSums]):
         return [*(found[key] for key in self._keys), total]
 
     def _deflate(self) -> None:
-        """Project out the span of the kept products (Hutch++) and begin anew."""
+        """Take the span of the kept products out of all later probes (Hutch++), and start the draws again."""
         basis = torch.linalg.qr(torch.cat(self._kept, dim=1))[0]  # (p, s)
         self._kept.clear()
         curved = torch.cat([self._operator @ part for part in torch.split(basis, self._block, dim=1)], dim=1)

@@ -34,7 +34,7 @@ LAUNCHING = 0.7
 
 
 class Capturer(Protocol):
-    """Where work is captured, and how."""
+    """Interface of a device on which work can be captured and replayed: a GPU, or a stand-in for tests."""
 
     def aside(self, work: Callable[[], T]) -> T:
         """Result of work that is done where captures are made."""
@@ -120,7 +120,7 @@ class ReplayedProduct:
 
     @property
     def replayed(self) -> bool:
-        """Whether any kind is replayed."""
+        """True if products of any kind are replayed from a captured graph."""
         return any(replay is not None for replay in self._graphs.values())
 
     def _captured(self, vectors: Sequence[Tensor], expected: Sequence[Tensor], kind: Kind) -> _CapturedProduct | None:

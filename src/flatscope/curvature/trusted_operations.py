@@ -57,7 +57,7 @@ _HELD_BACK = ("detach", "data", "set", *TO_PYTHON)
 
 
 class Doubts:
-    """What in a pass may have another second derivative than autograd gives, in words.
+    """Reasons, in words, why autograd's second derivative of a pass may be wrong.
 
     Attributes:
         suspects: the user's functions and hooks: what is named where a derivative is wrong.

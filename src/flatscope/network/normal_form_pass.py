@@ -335,7 +335,7 @@ class _PlanAndRule:
     rule: Callable[[nn.Module], OperationRule]
 
     def rules(self, model: nn.Module) -> Sequence[OperationRule]:
-        """Those of the plan, and the rule."""
+        """Rules for a watched pass: those that carry out the plan, then the one that was asked for."""
         return [*(() if self.plan is None else self.plan.rules(model)), self.rule(model)]
 
 
